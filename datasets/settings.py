@@ -1,0 +1,46 @@
+"""What a file may say about data. Imports nothing heavy, so that a wrong file is answered at once."""
+
+import re
+from typing import Annotated
+
+from pydantic import BaseModel, Field, field_validator
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class TextData(BaseModel, frozen=True, extra="forbid"):
+    """A text corpus, how it becomes tokens, and which part is kept for validation."""
+
+    corpus: str | tuple[str, ...] = "python-stdlib"
+    """`python-stdlib`, files, folders and globs, or `hf://datasets/<owner>/<name>/<glob>`."""
+    column: str = "text"
+    """The column or key that holds the text, for .parquet and .jsonl."""
+    vocabulary: Annotated[int, Field(ge=257, le=1_000_000)] | str = 4096
+    """`characters`, the size of a byte-level BPE to train, or a pretrained tokenizer by folder or Hub name."""
+    sequence_length: Annotated[int, Field(ge=2)] = 1024
+    """Tokens in one row of a batch."""
+    validation: Annotated[float, Field(gt=0, lt=1)] | str = 0.05
+    """A share of the documents, chosen by hash; or `last 10%`, the end of each file."""
+
+    @field_validator("vocabulary")
+    @classmethod
+    def _named(cls, value: int | str) -> int | str:
+        if isinstance(value, str) and not value.strip():
+            raise ValueError("is empty: give `characters`, a size such as 4096, or a tokenizer's folder or Hub name")
+        return value
+
+    @field_validator("corpus")
+    @classmethod
+    def _some(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if not value or "" in ((value,) if isinstance(value, str) else value):
+            raise ValueError("is empty: give `python-stdlib`, a path or glob, or hf://datasets/...")
+        return value
+
+    @field_validator("validation")
+    @classmethod
+    def _last(cls, value: float | str) -> float | str:
+        if isinstance(value, str):
+            found = re.fullmatch(r"last (\d+(?:\.\d+)?)%", value)
+            if not found or not 0 < float(found[1]) < 100:
+                raise ValueError("allowed: a share between 0% and 100%, or `last 10%`")
+        return value

@@ -1,0 +1,98 @@
+"""What a file may say about a training, whatever is trained.
+
+Frozen pydantic models that import nothing heavy. Each trainable extends `Training` with its own data and
+model in a `<name>_settings.py` beside this file. Shares are of the trial's own budget; examples are tokens
+or images; rows are sequences or images (what one forward pass takes a whole number of).
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, model_validator
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Optimizer(BaseModel, frozen=True, extra="forbid"):
+    """AdamW (Loshchilov and Hutter 2019); weight decay only on parameters of two dimensions or more."""
+
+    name: Literal["adamw"] = "adamw"
+    learning_rate: PositiveFloat = 1e-3
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    clip_norm: PositiveFloat | None = 1.0
+    """The global gradient norm is clipped to this; null leaves it."""
+
+
+class Schedule(BaseModel, frozen=True, extra="forbid"):
+    """The learning rate over the budget: a linear warm-up, then a decay to a share of the peak."""
+
+    warmup: Share = 0.02
+    decay: Literal["cosine", "constant", "linear"] = "cosine"
+    """`linear` holds the peak and decays over the last `cooldown` of the budget."""
+    cooldown: Share = 0.4
+    final: Share = 0.1
+    """Share of the peak learning rate that is left at the end."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Schedule":
+        if self.decay == "linear" and self.warmup + self.cooldown > 1:
+            raise ValueError(f"warmup {self.warmup:.0%} and cooldown {self.cooldown:.0%} are together over 100%")
+        return self
+
+
+class Batch(BaseModel, frozen=True, extra="forbid"):
+    """One optimizer step."""
+
+    examples: PositiveInt = 4096
+    """Tokens or images in one optimizer step, over all workers."""
+    micro: PositiveInt | None = None
+    """Rows in one forward pass; derived from the card's memory when not given."""
+
+
+class Budget(BaseModel, frozen=True, extra="forbid"):
+    """What one trial trains on: exactly one of the three."""
+
+    examples: PositiveInt | None = None
+    flops: PositiveFloat | None = None
+    tokens_per_parameter: PositiveFloat | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> "Budget":
+        given = [name for name in Budget.model_fields if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"give exactly one of examples, flops, tokens_per_parameter; found {' and '.join(given) or 'none'}"
+            )
+        return self
+
+
+class Evaluation(BaseModel, frozen=True, extra="forbid"):
+    """When and on how much the model is evaluated."""
+
+    every: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Share of the budget between two evaluations."""
+    examples: PositiveInt = 16_384
+    """Validation examples; the same ones at every evaluation of every trial."""
+
+
+class Training(BaseModel, frozen=True, extra="forbid"):
+    """One training, whatever is trained: a trial is one of these."""
+
+    METRICS: ClassVar[dict[str, Literal["minimize", "maximize"]]] = {"validation/loss": "minimize"}
+    """What every evaluation reports and a sweep may optimise, with its goal."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    batch: Batch = Batch()
+    budget: Budget
+    evaluation: Evaluation = Evaluation()
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """`auto`: bf16 autocast where the card has it natively, else fp32."""
+    compile: bool = False
+    recompute: bool = False
+    """Whole-layer activation recomputation: less memory, about a third more time."""
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Decay of an exponential moving average of the weights, which is then what is evaluated."""
+    initial: str | None = None
+    """Start from another run's weights: `sweep/number`, an MLflow run id, or a checkpoint folder."""

@@ -1,0 +1,65 @@
+"""What the loop asks of a trainable."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+Role = Literal["matrix", "vector", "embedding", "head"]
+"""What a parameter is, from which the optimizer's groups are built (and, later, muP's and Muon's)."""
+
+Batch = Mapping[str, Tensor]
+"""Named tensors whose first dimension is the rows of one micro-batch."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a model made, by name: texts, and images as uint8 arrays of shape (height, width, 3)."""
+
+    texts: Mapping[str, str] = field(default_factory=dict)
+    images: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Task(Protocol):
+    """A trainable: a model, its data and its loss. It has no loop of its own.
+
+    Everything random in it is a function of the training's seed and the row's place in the global order, so
+    that resuming, micro-batches and workers change nothing.
+    """
+
+    examples_per_row: int
+    """Tokens in a sequence, or 1 for an image."""
+
+    def build(self) -> nn.Module:
+        """A freshly initialised model on the current default device, the same for the same seed."""
+        ...
+
+    def batch(self, first_row: int, rows: int) -> Batch:
+        """Rows `first_row` to `first_row + rows` of the global training order, as CPU tensors."""
+        ...
+
+    def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Named loss terms, each a scalar and a mean over the rows; training minimises their sum."""
+        ...
+
+    def evaluate(self, model: nn.Module, device: torch.device) -> dict[str, float]:
+        """The metrics that the settings' METRICS name, on validation rows that never change."""
+        ...
+
+    def sample(self, model: nn.Module, device: torch.device) -> Samples:
+        """What the model makes, from noise or a prompt that never changes."""
+        ...
+
+    def role(self, name: str, parameter: nn.Parameter) -> Role:
+        """The role of the named parameter of the model."""
+        ...
+
+    def activation_bytes_per_row(self, precision: Literal["bf16", "fp32"]) -> int:
+        """Rough bytes of live activations for one row of a micro-batch, from which its size is derived."""
+        ...
+
+    def flops_formula_per_example(self) -> float:
+        """Training FLOPs of one example by the published formula: the cross-check of the traced count."""
+        ...

@@ -1,11 +1,14 @@
 """What the loop asks of a trainable."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
+
+from .settings import Training
 
 Role = Literal["matrix", "vector", "embedding", "head"]
 """What a parameter is, from which the optimizer's groups are built (and, later, muP's and Muon's)."""
@@ -31,6 +34,14 @@ class Task(Protocol):
 
     examples_per_row: int
     """Tokens in a sequence, or 1 for an image."""
+
+    @classmethod
+    def prepare(cls, training: Training, cache: Path, progress: Callable[[str, int, int], None]) -> dict[str, Any]:
+        """Prepare the data, once for all trials that share it; returns what there is of it, for a person.
+
+        `progress(stage, done_bytes, total_bytes)` is called now and then.
+        """
+        ...
 
     def build(self) -> nn.Module:
         """A freshly initialised model on the current default device, the same for the same seed."""

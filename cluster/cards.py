@@ -1,0 +1,111 @@
+"""Which cards this machine has.
+
+A card is a GPU or, on a machine without one, `threads` CPU threads. A CPU is split into two cards by default,
+so that what runs on a two-card box runs here in the same way.
+"""
+
+import csv
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+import psutil
+
+from .errors import MachineError
+
+
+@dataclass(frozen=True)
+class Card:
+    """One card.
+
+    `memory_bytes` of a CPU card is its share of the machine's memory. `identity` names the card for its lock
+    file: the UUID of a GPU, the place of a CPU card.
+    """
+
+    index: int
+    kind: str  # "cuda" or "cpu"
+    name: str
+    identity: str
+    memory_bytes: int
+    threads: int
+
+    @property
+    def peak_bf16_flops_per_second(self) -> float | None:
+        """Dense bf16 peak with fp32 accumulation from the table below; None where it must be measured."""
+        return _PEAK_BF16_TFLOPS.get(self.name.removeprefix("NVIDIA ").removeprefix("GeForce "), 0) * 1e12 or None
+
+
+# Dense bf16 with fp32 accumulation, TFLOP/s, 2 FLOPs a multiply-add. GeForce: tensor cores x boost clock x
+# 0.128, as in NVIDIA's GA102, AD102 and GB202 white papers (their headline figures are twice or four times
+# this: fp16 accumulation, sparsity). Data-centre cards: NVIDIA's data sheets. A card that is not here is
+# measured, never guessed.
+_PEAK_BF16_TFLOPS = {
+    "RTX 3090": 71.2,
+    "RTX 3090 Ti": 80.0,
+    "RTX 4080": 97.5,
+    "RTX 4090": 165.2,
+    "RTX 5070": 61.7,
+    "RTX 5070 Ti": 87.9,
+    "RTX 5080": 112.6,
+    "RTX 5090": 209.5,
+    "RTX A6000": 154.8,
+    "L40S": 362.0,
+    "A100-SXM4-40GB": 312.0,
+    "A100-SXM4-80GB": 312.0,
+    "A100-PCIE-40GB": 312.0,
+    "A100 80GB PCIe": 312.0,
+    "H100 PCIe": 756.0,
+    "H100 80GB HBM3": 989.0,
+    "H200": 989.0,
+}
+
+
+def find_cards(*, use: int | None = None, threads: int | None = None) -> list[Card]:
+    """The cards to use: every GPU, else CPU cards of `threads` threads each (half of the cores by default).
+
+    `use` takes the first so many. Raises `MachineError` where there are fewer than asked for.
+    """
+    cards = _gpus() or _cpu_cards(threads, use)
+    if use is not None:
+        if use > len(cards):
+            raise MachineError(f"{use} cards asked for, but this machine has {len(cards)} ({describe(cards)})")
+        cards = cards[:use]
+    return cards
+
+
+def describe(cards: list[Card]) -> str:
+    """The cards in words, for one line: `2 x RTX 3090 (24 GiB)`."""
+    kinds: dict[str, int] = {}
+    for card in cards:
+        label = f"{card.name} ({card.memory_bytes / 2**30:.0f} GiB)"
+        kinds[label] = kinds.get(label, 0) + 1
+    return ", ".join(f"{count} × {label}" for label, count in kinds.items())
+
+
+def _gpus() -> list[Card]:
+    # nvidia-smi rather than torch.cuda: the driver process of a sweep must never open a CUDA context.
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not shutil.which("nvidia-smi"):
+        return []
+    query = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"]
+    answer = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+    if answer.returncode:
+        return []
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    found = []
+    for index, uuid, name, mebibytes in csv.reader(answer.stdout.splitlines(), skipinitialspace=True):
+        if allowed is None or {index, uuid} & set(allowed.split(",")):
+            found.append(Card(int(index), "cuda", name, uuid, int(mebibytes) * 2**20, threads=1))
+    return found
+
+
+def _cpu_cards(threads: int | None, use: int | None) -> list[Card]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if threads is None:
+        threads = max(1, cores // (use or 2))
+    if threads > cores:
+        raise MachineError(f"{threads} threads a card asked for, but this machine has {cores} cores")
+    count = cores // threads
+    memory_bytes = psutil.virtual_memory().total // count
+    name = f"CPU, {threads} thread{'s' if threads > 1 else ''}"
+    return [Card(i, "cpu", name, f"cpu-{i}", memory_bytes, threads) for i in range(count)]

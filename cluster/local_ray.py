@@ -1,0 +1,81 @@
+"""Start and stop the Ray of one sweep on this machine."""
+
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .cards import Card
+
+NAMESPACE = "rigsweep"
+
+# Set before Ray is imported; a user's own value wins.
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_TRAIN_V2_ENABLED": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_ROTATION_MAX_BYTES": str(64 * 2**20),
+    "RAY_ROTATION_BACKUP_COUNT": "2",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": str(10**9),
+    "TUNE_WARN_THRESHOLD_S": "10",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+}
+
+
+@contextmanager
+def local_ray(cards: list[Card], log: Path) -> Iterator[None]:
+    """A Ray for these cards alone, on 127.0.0.1, with a token of its own; nothing of it is left afterwards.
+
+    Ray's own logs go to a temporary folder that is removed, except after an error, when they are kept in
+    `log`. The processes die with this one, also when it is killed.
+    """
+    for key, value in _ENVIRONMENT.items():
+        os.environ.setdefault(key, value)
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    if cards[0].kind == "cuda":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(card.identity for card in cards)
+    import ray
+
+    # Short, since Unix sockets live in it (107 characters at most).
+    temporary = Path(tempfile.mkdtemp(prefix="rigsweep-", dir="/tmp" if Path("/tmp").is_dir() else None))  # noqa: S108
+    before = Path.cwd()
+    # Ray puts the working directory on its workers' import path, where a folder `datasets` would hide the
+    # library of that name; so it is started from an empty one.
+    (temporary / "empty").mkdir()
+    os.chdir(temporary / "empty")
+    try:
+        ray.init(
+            address="local",
+            namespace=NAMESPACE,
+            num_cpus=max(1, sum(card.threads for card in cards)),
+            num_gpus=len(cards) if cards[0].kind == "cuda" else 0,
+            resources={"client": 10**6},  # for what needs a place in Ray, but no card
+            include_dashboard=True,  # the state API, which Ray Train's cleaner needs, is part of it
+            dashboard_host="127.0.0.1",
+            _node_ip_address="127.0.0.1",
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,  # its loggers go where this process's go
+            _temp_dir=str(temporary),
+        )
+    finally:
+        os.chdir(before)
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        ray.shutdown()
+        if failed:
+            shutil.copytree(temporary / "session_latest" / "logs", log / "ray", dirs_exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)

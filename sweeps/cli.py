@@ -1,0 +1,239 @@
+"""The command line. Heavy libraries are imported inside the commands: a wrong file is answered at once.
+
+Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted (state saved).
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..cluster.errors import MachineError
+from ..datasets.errors import DataError
+from . import folders
+from .files import WrongInput
+from .sweep import Sweep, load
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Sweeps over small models trained from scratch, on the cards you own.",
+)
+
+File = Annotated[str, typer.Argument(help="A sweep or training file, or the name of a ready sweep.", show_default=False)]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a dotted key of the file.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the folder that is there.")]
+New = Annotated[bool, typer.Option("--new", help="Leave the folder that is there, begin another beside it.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Runs = Annotated[Path, typer.Option("--runs", help="Where sweeps are kept.", envvar="RIGSWEEP_RUNS")]
+Cards = Annotated[int | None, typer.Option("--cards", min=1, help="Use only so many cards.", show_default="all")]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, help="Threads of a card, without a GPU.", show_default="half of the cores"),
+]
+Run = Annotated[str, typer.Argument(help="SWEEP/NUMBER, SWEEP for its best, or an MLflow run id.", show_default=False)]
+Name = Annotated[str | None, typer.Argument(help="A sweep; the newest if not given.", show_default=False)]
+_RUNS = Path("runs")
+
+
+@app.command()
+def sweep(
+    file: File,
+    set_: Set = None,
+    resume: Resume = False,
+    new: New = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and plan only.")] = False,
+    as_json: Json = False,
+    runs: Runs = _RUNS,
+    cards: Cards = None,
+    threads: Threads = None,
+) -> None:
+    """Run a sweep: propose, train, stop early, track."""
+    overrides = tuple(set_ or ())
+    if dry_run:
+        _plan(load(file, overrides), as_json, cards, threads)
+        return
+    asked, edited = folders.open_sweep(file, overrides, runs, resume=resume, new=new)
+    if not asked.settings.search:
+        raise WrongInput(f"{file}: has nothing to search; train it by `rigsweep train {file}`")
+    _run(asked, edited, f"rigsweep sweep {file}", runs, as_json, cards, threads)
+
+
+@app.command()
+def train(
+    file: File,
+    set_: Set = None,
+    resume: Resume = False,
+    new: New = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and plan only.")] = False,
+    as_json: Json = False,
+    runs: Runs = _RUNS,
+    cards: Cards = None,
+    threads: Threads = None,
+) -> None:
+    """Train once: the base of a file. With --resume the file may have been edited."""
+    overrides = tuple(set_ or ())
+    if dry_run:
+        _plan(folders.base_alone(load(file, overrides)), as_json, cards, threads)
+        return
+    asked, edited = folders.open_sweep(file, overrides, runs, resume=resume, new=new, training=True)
+    _run(asked, edited, f"rigsweep train {file}", runs, as_json, cards or 1, threads)
+
+
+def _run(
+    asked: Sweep,
+    edited: dict[str, Any],
+    command: str,
+    runs: Path,
+    as_json: bool,
+    cards: int | None,
+    threads: int | None,
+) -> None:
+    from .running import cache_folder, run
+    from .tables import LiveShow, summary_panel
+
+    with LiveShow(asked, quiet=as_json) as show:
+        outcome = run(asked, runs, cache_folder(), show, cards=cards, threads=threads, edited=edited)
+    record = folders.record_of(runs / asked.name)
+    if as_json:
+        print(json.dumps(outcome.summary, ensure_ascii=False))
+    else:
+        show.console.print(_trials(asked, record))
+        show.console.print()
+        show.console.print(summary_panel(asked, record, outcome.summary))
+        show.console.print(f"\ncompare in MLflow: rigsweep ui {asked.name}", highlight=False)
+    if outcome.state != "complete":
+        name = asked.name if asked.name != Path(command.split()[-1]).stem else command.split()[-1]
+        words = " ".join([*command.split()[:-1], name])
+        print(f"interrupted ({outcome.reason}); go on with: {words} --resume", file=sys.stderr)
+        raise typer.Exit(130)
+    if all(trial["state"] == "failed" for trial in outcome.summary["trials"]):
+        print(f"every trial failed; the first: {outcome.summary['trials'][0]['reason']}", file=sys.stderr)
+        print(f"its log: {runs / asked.name / 'trials' / '0' / 'log.txt'}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _trials(asked: Sweep, record: Any) -> Any:
+    from .summary import best_of
+    from .tables import ranked, trials_table
+
+    trials = ranked(asked, list(record.trials.values()))
+    return trials_table(asked, trials, {}, best=best_of(asked, trials))
+
+
+@app.command()
+def plan(
+    file: File,
+    set_: Set = None,
+    as_json: Json = False,
+    cards: Cards = None,
+    threads: Threads = None,
+) -> None:
+    """Print every derived number, the trials and the time they will take; train nothing."""
+    _plan(load(file, tuple(set_ or ())), as_json, cards, threads)
+
+
+def _plan(asked: Sweep, as_json: bool, cards: int | None, threads: int | None) -> None:
+    from .planning import plan_sweep, plan_table
+    from .running import cache_folder
+    from .tables import LiveShow
+
+    with LiveShow(asked, quiet=as_json) as show:
+        planned = plan_sweep(asked, cache_folder(), show.preparing, cards=cards, threads=threads)
+    if as_json:
+        print(json.dumps(planned, ensure_ascii=False))
+    else:
+        show.console.print(plan_table(planned))
+
+
+@app.command()
+def results(name: Name = None, as_json: Json = False, runs: Runs = _RUNS) -> None:
+    """Show the trials of a sweep, the best first."""
+    from rich.console import Console
+
+    from . import summary
+    from .tables import summary_panel
+    from .tracking import run_ids
+
+    folder = folders.find_sweep(runs, name)
+    asked, record = folders.read_sweep(folder), folders.record_of(folder)
+    told = summary.summarise(asked, record, run_ids(folder))
+    if as_json:
+        print(json.dumps(told, ensure_ascii=False))
+        return
+    console = Console()
+    console.print(f"[bold]{asked.name}[/]  {told['state']}  [dim italic]{asked.settings.question}[/]")
+    console.print(_trials(asked, record))
+    console.print()
+    console.print(summary_panel(asked, record, told))
+
+
+@app.command()
+def sample(
+    run: Run,
+    set_: Set = None,
+    as_json: Json = False,
+    runs: Runs = _RUNS,
+) -> None:
+    """Draw a sample from a trained run: --set sampling.prompt="def " --set sampling.tokens=400."""
+    from .running import cache_folder
+    from .sampling import sample_run
+
+    texts = sample_run(run, runs, cache_folder(), tuple(set_ or ()))
+    if as_json:
+        print(json.dumps(texts, ensure_ascii=False))
+    else:
+        print("\n\n".join(texts.values()))
+
+
+@app.command()
+def prepare(file: File, set_: Set = None, as_json: Json = False) -> None:
+    """Prepare the data of a file, which a sweep would otherwise do when it begins."""
+    from ..trainables import registry
+    from .running import cache_folder
+    from .tables import LiveShow
+
+    asked = load(file, tuple(set_ or ()))
+    with LiveShow(asked, quiet=as_json) as show:
+        told = registry.prepare(asked.settings.trainable, asked.training({}), cache_folder(), show.preparing)
+    print(json.dumps(told, ensure_ascii=False) if as_json else "\n".join(f"{k}: {v}" for k, v in told.items()))
+
+
+@app.command()
+def ui(
+    name: Name = None,
+    port: Annotated[int | None, typer.Option(help="The port; 5000, or the next that is free.")] = None,
+    runs: Runs = _RUNS,
+) -> None:
+    """Open MLflow's own pages on the runs, with a sweep's comparison selected."""
+    from .ui import serve
+
+    serve(runs, port, folders.find_sweep(runs, name).name)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of sweep files, with which editors complete and check them."""
+    from .schema import sweep_schema
+
+    print(json.dumps(sweep_schema(), indent=1))
+
+
+def main() -> None:
+    """The entry point: errors that a person can mend are one line, and exit code 2."""
+    try:
+        app()
+    except (WrongInput, DataError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    except MachineError as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

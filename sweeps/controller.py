@@ -1,0 +1,157 @@
+"""What a sweep does next: history, searcher and stopper put together. Knows no Ray.
+
+Everything that happens comes in through one of the methods, is written to the history first, and then acts.
+What runs the trials (`running.py`, or a simulator in tests) asks `next_trial` and passes on what it hears.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .history import ENDS, History, Record, Trial, read
+from .searchers import Study
+from .stoppers import STOPPERS
+from .sweep import Sweep
+
+
+@dataclass
+class Controller:
+    """Decides; see the module."""
+
+    sweep: Sweep
+    history: History
+    rungs: tuple[float, ...]
+    tell: Callable[[str, Trial], None] = lambda _kind, _trial: None
+    """Called after each event of a trial, for whoever shows the sweep."""
+    closing: str | None = None
+    """Why no more trials begin; None while they do."""
+    _waiting: list[int] = field(default_factory=list)
+    _since: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.record = self.history.record
+        self.study = Study(self.sweep)
+        self.stopper = STOPPERS[self.sweep.settings.early_stopping.rule](self.sweep, self.rungs)
+        self._replay()
+
+    def _replay(self) -> None:
+        """Rebuild the study and the stopper, and settle what the last process left open."""
+        record = Record()
+        verdicts: dict[int, str | None] = {}
+        for event in read(self.history.path):
+            record.apply(event)
+            self.study.apply(event, record)
+            if event["event"] == "report":
+                trial = record.trials[event["trial"]]
+                verdicts[trial.number] = self.stopper.decide(trial, trial.reports[event["examples"]])
+        self.history.listeners.append(lambda event: self.study.apply(event, self.record))
+        for trial in [trial for trial in self.record.trials.values() if not trial.over]:
+            if reason := verdicts.get(trial.number):
+                # The process died between an evaluation and what followed from it.
+                self._end(trial.number, "stopped", reason)
+            elif trial.state == "running":
+                self._leave(trial.number, "interrupted", "the sweep's process ended")
+            if not trial.over:
+                self._waiting.append(trial.number)
+
+    # What to run.
+
+    def next_trial(self) -> int | None:
+        """The number of the trial to run next; None when there is none to begin now."""
+        if self.closing:
+            return None
+        if self._waiting:
+            return self._waiting.pop(0)
+        trials, repeats = self.record.trials, self.sweep.settings.repeats
+        if len(trials) >= self.sweep.settings.trials * repeats:
+            return None
+        number = len(trials)
+        group, repeat = divmod(number, repeats)
+        parameters = trials[group * repeats].parameters if repeat else self.study.propose(group)
+        seed = self.sweep.training(parameters, repeat).seed
+        self._write("proposed", number, group=group, seed=seed, parameters=parameters)
+        return number
+
+    # What happened.
+
+    def started(self, number: int, node: str, cards: list[str], process: int) -> None:
+        """A trial runs."""
+        self._since[number] = time.monotonic()
+        self._write("started", number, node=node, cards=cards, process=process)
+
+    def reported(self, number: int, report: dict[str, Any]) -> bool:
+        """An evaluation; returns whether the trial is to stop."""
+        trial = self.record.trials[number]
+        if trial.over:
+            return True
+        fields = {name: report[name] for name in ("examples", "total", "flops", "seconds", "metrics", "checkpoint")}
+        event = self.history.append("report", trial=number, **fields)
+        verdict = self.stopper.decide(trial, trial.reports[event["examples"]])
+        self.tell("report", trial)
+        if verdict:
+            self._end(number, "stopped", verdict)
+        return verdict is not None
+
+    def ended(self, number: int, state: str, reason: str) -> None:
+        """A trial's last word: one of the ends, or `interrupted`."""
+        if state in ENDS:
+            self._end(number, state, reason)
+        elif not self.record.trials[number].over:
+            self._leave(number, "interrupted", reason)
+
+    def lost(self, number: int, reason: str) -> None:
+        """A trial's machine failed it: it goes on once, and has failed the second time."""
+        trial = self.record.trials[number]
+        if trial.over:
+            return
+        if trial.lost:
+            self._end(number, "failed", f"{reason}, for the second time")
+        else:
+            self._leave(number, "lost", reason)
+            self._waiting.insert(0, number)
+
+    def close(self, state: str, reason: str) -> None:
+        """The sweep's process ends."""
+        for trial in self.record.now_running():
+            self._leave(trial.number, "interrupted", reason)
+        self.history.append("closed", state=state, reason=reason)
+
+    def over_limit(self, started: float) -> str | None:
+        """Which limit of the sweep is reached, if one is; `started` is the process's monotonic start."""
+        limits = self.sweep.settings.limits
+        if limits.wall_time is not None and time.monotonic() - started >= limits.wall_time:
+            return f"the limit of {limits.wall_time:,.0f} s wall time"
+        if limits.device_time is not None and self.device_seconds() >= limits.device_time:
+            return f"the limit of {limits.device_time:,.0f} s device time"
+        return None
+
+    def device_seconds(self) -> float:
+        """Card-seconds spent so far, running trials included."""
+        now = time.monotonic()
+        running = sum(now - self._since[t.number] for t in self.record.now_running() if t.number in self._since)
+        return sum(trial.seconds for trial in self.record.trials.values()) + running
+
+    def _end(self, number: int, state: str, reason: str) -> None:
+        trial = self.record.trials[number]
+        if trial.over:
+            return
+        value = trial.last.metrics[self.sweep.settings.objective.metric] if trial.last else None
+        if state not in ("complete", "stopped"):
+            value = None
+        self._write("ended", number, state=state, reason=reason, seconds=self._spent(trial), value=value)
+
+    def _leave(self, number: int, kind: str, reason: str) -> None:
+        self._write(kind, number, reason=reason, seconds=self._spent(self.record.trials[number]))
+
+    def _spent(self, trial: Trial) -> float:
+        """Seconds of the attempt that ends now; of a process that died, up to its last evaluation."""
+        if trial.number in self._since:
+            return time.monotonic() - self._since.pop(trial.number)
+        if trial.state != "running" or trial.started is None or trial.last is None:
+            return 0.0
+        return max(0.0, trial.last.time - trial.started)
+
+    def _write(self, kind: str, number: int, **fields: Any) -> None:
+        self.history.append(kind, trial=number, **fields)
+        self.tell(kind, self.record.trials[number])

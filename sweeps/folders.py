@@ -1,0 +1,95 @@
+"""Sweep folders: which one a command means, and what stands in it."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+from . import files
+from .files import WrongInput
+from .history import Record, fold
+from .sweep import Sweep, changed, check, load, with_name
+
+_SETTINGS = "sweep.yaml"
+
+
+def open_sweep(
+    name_or_path: str, overrides: tuple[str, ...], runs: Path, *, resume: bool, new: bool, training: bool = False
+) -> tuple[Sweep, dict[str, Any]]:
+    """The sweep to run, with the name of its folder, and what was edited since. Raises `WrongInput`.
+
+    A folder that exists is gone on with (`resume`; only in `trials`, `limits` and the like may the file of a
+    sweep differ, a training's in anything), or left alone and another begun beside it (`new`). With `resume`
+    and no folder, it begins.
+    """
+    kept = runs / name_or_path / _SETTINGS
+    if resume and kept.is_file() and not Path(name_or_path).is_file():
+        # The folder's own file: the one it came from may have gone, or be another by now.
+        try:
+            asked = load(name_or_path, overrides)
+        except WrongInput:
+            asked = check(files.read(kept, overrides), name_or_path)
+    else:
+        asked = load(name_or_path, overrides)
+    if training:
+        asked = base_alone(asked)
+    folder = runs / asked.name
+    if not folder.exists():
+        return asked, {}
+    if new:
+        names = (f"{asked.name}-{i}" for i in itertools.count(2))
+        return with_name(asked, next(name for name in names if not (runs / name).exists())), {}
+    command = f"rigsweep {'train' if training else 'sweep'} {name_or_path}"
+    if not resume:
+        raise WrongInput(f"{folder} exists: go on with it by `{command} --resume`, or begin beside it by `{command} --new`")
+    if not (folder / _SETTINGS).is_file():
+        raise WrongInput(f"{folder} is not a sweep's folder; begin beside it by `{command} --new`")
+    differing = changed(read_sweep(folder), asked)
+    if differing and not training:
+        raise WrongInput(
+            f"{folder} belongs to another sweep: {', '.join(list(differing)[:5])} differ{'s' if len(differing) == 1 else ''}; "
+            f"begin beside it by `{command} --new`"
+        )
+    return asked, differing
+
+
+def base_alone(asked: Sweep) -> Sweep:
+    """A file's base as a sweep of one trial: what `train` trains."""
+    # Named apart, so that a sweep and the training of its base can stand side by side.
+    name = f"{asked.name}-base" if asked.settings.search else asked.name
+    settings = asked.settings.model_copy(update={"search": {}, "trials": 1, "repeats": 1})
+    space = dataclasses.replace(asked.space, dimensions=())
+    return dataclasses.replace(asked, name=name, settings=settings, space=space)
+
+
+def record_of(folder: Path) -> Record:
+    """The state of a folder's sweep."""
+    return fold(folder / "history.jsonl")
+
+
+def read_sweep(folder: Path) -> Sweep:
+    """The sweep of a folder, as it was resolved. Raises `WrongInput`."""
+    if not (folder / _SETTINGS).is_file():
+        raise WrongInput(f"{folder}: no sweep here")
+    return check(files.read(folder / _SETTINGS), folder.name)
+
+
+def write_settings(sweep: Sweep, folder: Path) -> None:
+    """Write the resolved sweep file."""
+    temporary = folder / f".{_SETTINGS}"
+    temporary.write_text(sweep.resolved(), encoding="utf-8")
+    temporary.replace(folder / _SETTINGS)
+
+
+def find_sweep(runs: Path, name: str | None) -> Path:
+    """The folder of a sweep by name, or the newest one. Raises `WrongInput`."""
+    found = sorted(runs.glob("*/history.jsonl"), key=lambda file: file.stat().st_mtime)
+    if name is None:
+        if not found:
+            raise WrongInput(f"{runs}: no sweeps yet; begin one with `rigsweep sweep quickstart`")
+        return found[-1].parent
+    names = [file.parent.name for file in found]
+    if name not in names:
+        hint = files.nearest(name, names) or (f"; there are: {', '.join(names)}" if names else "")
+        raise WrongInput(f"{runs / name}: no such sweep{hint}")
+    return runs / name

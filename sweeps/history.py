@@ -1,0 +1,231 @@
+"""The history of a sweep: an append-only file that is the truth, and the state that follows from it.
+
+`history.jsonl` has one event a line, flushed to disk before anything acts on it. The Optuna study, MLflow,
+`summary.json` and the report are projections of it and can be rebuilt. Events, each with `time` (Unix seconds):
+
+    opened    version, sweep, trainable, objective       the first line; again at every resume
+    proposed  trial, group, seed, parameters             a trial exists
+    started   trial, node, cards, process                it runs (again after an interruption)
+    report    trial, examples, total, flops, seconds, metrics, checkpoint   an evaluation
+    lost      trial, reason, seconds                     its machine failed it; it can go on once
+    interrupted  trial, reason, seconds                  it was asked to leave; it can go on
+    ended     trial, state, reason, seconds, value       for good
+    edited    changed                                    a training goes on with other settings
+    closed    state, reason                              the sweep's process ended in an orderly way
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from .files import WrongInput
+
+VERSION = 1
+Event = dict[str, Any]
+End = Literal["complete", "stopped", "diverged", "out_of_memory", "failed"]
+State = Literal["proposed", "running", "paused", "interrupted"] | End
+ENDS = ("complete", "stopped", "diverged", "out_of_memory", "failed")
+
+
+@dataclass
+class Report:
+    """One evaluation of a trial."""
+
+    examples: int
+    total: int
+    """Examples of the trial's whole budget."""
+    flops: float
+    seconds: float
+    metrics: dict[str, float]
+    time: float
+
+
+@dataclass
+class Trial:
+    """What is known of one trial."""
+
+    number: int
+    group: int
+    seed: int
+    parameters: dict[str, Any]
+    proposed: float
+    state: State = "proposed"
+    reason: str = ""
+    value: float | None = None
+    reports: dict[int, Report] = field(default_factory=dict)
+    """By examples: a report that is repeated after a resume counts once, the last."""
+    started: float | None = None
+    ended: float | None = None
+    lost: int = 0
+    """How often its machine failed it."""
+    seconds: float = 0.0
+    """Of all its attempts that are over."""
+    node: str = ""
+    cards: list[str] = field(default_factory=list)
+
+    @property
+    def over(self) -> bool:
+        """Whether the trial has come to an end."""
+        return self.state in ENDS
+
+    @property
+    def last(self) -> Report | None:
+        """The newest evaluation."""
+        return self.reports[max(self.reports)] if self.reports else None
+
+    @property
+    def examples(self) -> int:
+        """Examples at the newest evaluation."""
+        return self.last.examples if self.last else 0
+
+    @property
+    def flops(self) -> float:
+        """FLOPs at the newest evaluation."""
+        return self.last.flops if self.last else 0.0
+
+
+@dataclass
+class Record:
+    """The state of a sweep: the fold of its events."""
+
+    opened: Event = field(default_factory=dict)
+    trials: dict[int, Trial] = field(default_factory=dict)
+    closed: Event | None = None
+
+    def apply(self, event: Event) -> None:
+        """Take one more event into account. Events of trials that are over change nothing."""
+        kind, number = event["event"], event.get("trial")
+        if kind == "opened":
+            self.opened, self.closed = event, None
+        elif kind == "closed":
+            self.closed = event
+        elif kind == "edited":
+            for trial in self.trials.values():
+                trial.state = "interrupted"
+        elif kind == "proposed":
+            self.trials[number] = Trial(
+                number, event["group"], event["seed"], event["parameters"], proposed=event["time"]
+            )
+        elif (trial := self.trials[number]) and not trial.over:
+            self._of_trial(trial, kind, event)
+
+    def _of_trial(self, trial: Trial, kind: str, event: Event) -> None:
+        if kind == "started":
+            trial.state, trial.started = "running", event["time"]
+            trial.node, trial.cards = event["node"], event["cards"]
+        elif kind == "report":
+            trial.reports[event["examples"]] = Report(
+                event["examples"], event.get("total", event["examples"]), event["flops"], event["seconds"], event["metrics"], event["time"]
+            )
+        elif kind in ("lost", "interrupted"):
+            trial.state, trial.reason = "interrupted", event["reason"]
+            trial.lost += kind == "lost"
+            trial.seconds += event["seconds"]
+        elif kind == "ended":
+            trial.state, trial.reason, trial.value = event["state"], event["reason"], event["value"]
+            trial.ended = event["time"]
+            trial.seconds += event["seconds"]
+        else:
+            raise ValueError(f"unknown event {kind}")
+
+    def groups(self) -> dict[int, list[Trial]]:
+        """Trials by configuration; repeats differ in the seed alone."""
+        groups: dict[int, list[Trial]] = {}
+        for trial in self.trials.values():
+            groups.setdefault(trial.group, []).append(trial)
+        return groups
+
+    def now_running(self) -> list[Trial]:
+        """The trials that run."""
+        return [trial for trial in self.trials.values() if trial.state == "running"]
+
+
+class History:
+    """The file, open for appending by one process at a time."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time):
+        """Open or create the file and lock it. Raises `WrongInput` where another process has it."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self._clock = path, clock
+        self._file = path.open("a+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise WrongInput(f"{path.parent}: this sweep is running in another process; wait for it, or stop it") from None
+        self._cut_torn_line()
+        self.record = Record()
+        self.listeners: list[Callable[[Event], None]] = []
+        for event in read(path):
+            self.record.apply(event)
+
+    def append(self, kind: str, **fields: Any) -> Event:
+        """Write an event to disk; then apply it and tell the listeners."""
+        event: Event = {"event": kind, "time": self._clock(), **fields}
+        # One write of one line: a kill leaves it whole, or torn at the end of the file.
+        self._file.write(json.dumps(event, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.record.apply(event)
+        for listener in self.listeners:
+            listener(event)
+        return event
+
+    def close(self) -> None:
+        """Release the file."""
+        self._file.close()
+
+    def _cut_torn_line(self) -> None:
+        size = self._file.seek(0, os.SEEK_END)
+        tail = b""
+        while size and not tail.count(b"\n"):
+            step = min(size, 65536)
+            size -= step
+            self._file.seek(size)
+            tail = self._file.read(step) + tail
+        whole = size + tail.rfind(b"\n") + 1
+        if whole < size + len(tail):
+            self._file.truncate(whole)
+
+
+def read(path: Path, start: int = 0) -> Iterator[Event]:
+    """The events of a history from a byte offset on; a torn last line is left out.
+
+    Raises `WrongInput` for a line that is no event, or a file by a newer version.
+    """
+    for event, _ in read_with_offsets(path, start):
+        yield event
+
+
+def read_with_offsets(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:
+    """Events, each with the byte offset behind it, from which reading can go on."""
+    with path.open("rb") as file:
+        file.seek(start)
+        offset = start
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            offset += len(line)
+            try:
+                event = json.loads(line)
+                known = isinstance(event["event"], str)
+            except (ValueError, TypeError, KeyError):
+                known = False
+            if not known:
+                raise WrongInput(f"{path}: the line that ends at byte {offset} is damaged; restore it from a copy")
+            if event["event"] == "opened" and event["version"] > VERSION:
+                raise WrongInput(f"{path}: was written by a newer version of rigsweep; update this one")
+            yield event, offset
+
+
+def fold(path: Path) -> Record:
+    """The state of a sweep from its history, without opening it for writing."""
+    record = Record()
+    for event in read(path):
+        record.apply(event)
+    return record

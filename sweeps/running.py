@@ -1,0 +1,331 @@
+"""Run a sweep on this machine, from its folder to its summary."""
+
+import logging
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..cluster.cards import Card, find_cards
+from ..cluster.local_ray import local_ray
+from ..cluster.locks import hold_cards
+from ..cluster.speed import Speed, card_speed
+from ..trainables import registry
+from ..trainables.trial import Job
+from . import folders, summary
+from .controller import Controller
+from .files import WrongInput
+from .history import VERSION, History, Record, Trial
+from .sweep import Sweep
+from .weights import delete_losers, resolve_initial
+
+_log = logging.getLogger(__name__)
+_PATIENCE_SECONDS = 120.0
+
+
+class Show(Protocol):
+    """Whoever shows a sweep to a person."""
+
+    def note(self, text: str) -> None:
+        """Something to know, once."""
+        ...
+
+    def preparing(self, stage: str, done: int, total: int) -> None:
+        """Data is being prepared."""
+        ...
+
+    def event(self, kind: str, trial: Trial) -> None:
+        """Something happened to a trial."""
+        ...
+
+    def refresh(self, controller: Controller, progress: dict[int, dict[str, Any]]) -> None:
+        """Now and then, with what running trials say of themselves."""
+        ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How running a sweep ended."""
+
+    state: str  # "complete" or "interrupted"
+    reason: str
+    summary: dict[str, Any]
+
+
+def run(
+    sweep: Sweep, runs: Path, cache: Path, show: Show, *, cards: int | None, threads: int | None, edited: dict[str, Any] | None = None
+) -> Outcome:
+    """Run a sweep in its folder (made or resumed) to its end, a limit, or Ctrl-C. Raises `WrongInput`.
+
+    The history says what there is to do: a new folder has none, a resumed one what is left. `edited` are the
+    settings that a resumed training changes, each as [before, after].
+    """
+    folder = runs / sweep.name
+    (folder / "log").mkdir(parents=True, exist_ok=True)
+    history = History(folder / "history.jsonl")
+    try:
+        if edited:
+            history.append("edited", changed=edited)
+        if nothing_left(sweep, history.record):
+            return _finish(sweep, folder, history.record, "complete", "every trial is over")
+        _check_disk(folder)
+        found = find_cards(use=cards, threads=threads)
+        with _chatter_to_log(folder), hold_cards(found, lambda card, who: show.note(f"waiting for {card.name}, held by {who}")):
+            return _run_on(sweep, folder, cache, show, history, found)
+    finally:
+        history.close()
+
+
+def _run_on(sweep: Sweep, folder: Path, cache: Path, show: Show, history: History, cards: list[Card]) -> Outcome:
+    started = time.monotonic()
+    speed = card_speed(cards[0], cache)
+    registry.prepare(sweep.settings.trainable, sweep.training({}), cache, show.preparing)
+    initial = resolve_initial(sweep.training({}).initial, folder.parent)
+    folders.write_settings(sweep, folder)
+    history.append("opened", **_opened(sweep, cards))
+    rungs = sweep.rungs(budgets(sweep, cache))
+    controller = Controller(sweep, history, rungs, show.event)
+
+    def job(number: int) -> Job:
+        return make_job(sweep, controller.record.trials[number], folder, cache, cards[0], speed, rungs, initial)
+
+    with local_ray(cards, folder / "log"):
+        import ray
+
+        from ..cluster.lanes import start_pool
+        from .tracking import Store, TrackerActor
+        from .tuning import run_tune
+
+        lanes = len(cards) // sweep.settings.cards_per_trial
+        pool = start_pool(
+            "rigsweep.trainables.trial:run_trial",
+            cards,
+            cards_per_lane=sweep.settings.cards_per_trial,
+            log=str((folder / "log").resolve()),
+            hang_seconds=sweep.settings.hang,
+        )
+        tracker = ray.remote(TrackerActor).options(num_cpus=0).remote(folder, Store.of(folder.parent))
+        tune = _Thread(lambda: run_tune(controller, pool, lanes, job, folder / "log"))
+        with _orderly_signals() as asked:
+            tune.start()
+            _follow(sweep, folder, controller, show, pool, tune, asked, started)
+        ray.get(pool.close.remote())
+        state = "complete" if nothing_left(sweep, controller.record) else "interrupted"
+        reason = controller.closing or "every trial is over"
+        controller.close(state, reason)
+        show.note("writing the last results to MLflow")
+        try:
+            ray.get(tracker.finish.remote(600))
+        except ray.exceptions.RayError as error:
+            show.note("MLflow could not be brought up to date; `rigsweep results` tries again (see log/sweep.log)")
+            _log.error("tracking: %s", error)
+    return _finish(sweep, folder, controller.record, state, reason)
+
+
+def nothing_left(sweep: Sweep, record: Record) -> bool:
+    """Whether every trial of the sweep is over."""
+    every = len(record.trials) >= sweep.settings.trials * sweep.settings.repeats
+    return every and all(trial.over for trial in record.trials.values())
+
+
+def _follow(
+    sweep: Sweep,
+    folder: Path,
+    controller: Controller,
+    show: Show,
+    pool: Any,
+    tune: "_Thread",
+    asked: list[str],
+    started: float,
+) -> None:
+    """While the trials run: show them, keep the summary, mind limits and signals."""
+    import ray
+
+    drained: float | None = None
+    written = 0.0
+    while tune.is_alive():
+        tune.join(0.2)
+        if drained is None:
+            limit = controller.over_limit(started)
+            if asked or limit or controller.closing:
+                controller.closing = controller.closing or (asked[0] if asked else f"reached {limit}")
+                show.note(f"{controller.closing}: running trials save and leave")
+                ray.get(pool.drain.remote())
+                drained = time.monotonic()
+        elif len(asked) > 1 or time.monotonic() - drained > _PATIENCE_SECONDS:
+            break  # the second Ctrl-C, or a trial that does not leave: its last checkpoint has to do
+        show.refresh(controller, ray.get(pool.progress.remote()))
+        if time.monotonic() - written > 1:
+            summary.write(summary.summarise(sweep, controller.record), folder)
+            delete_losers(sweep, controller.record, folder)
+            written = time.monotonic()
+    show.refresh(controller, {})
+    if tune.error is not None:
+        raise tune.error
+
+
+def _finish(sweep: Sweep, folder: Path, record: Record, state: str, reason: str) -> Outcome:
+    """Bring the projections that need no server up to date."""
+    from .study_file import update_study
+    from .tracking import run_ids
+
+    delete_losers(sweep, record, folder)
+    update_study(sweep, folder)
+    told = summary.summarise(sweep, record, run_ids(folder))
+    summary.write(told, folder)
+    return Outcome(state, reason, told)
+
+
+def make_job(
+    sweep: Sweep,
+    trial: Trial,
+    folder: Path,
+    cache: Path,
+    card: Card,
+    speed: Speed,
+    rungs: tuple[float, ...],
+    initial: str | None,
+) -> Job:
+    """What a lane needs to run a trial, or to go on with it."""
+    training = sweep.training(trial.parameters, trial.number - trial.group * sweep.settings.repeats)
+    precision = speed.precision(training.precision)
+    return Job(
+        number=trial.number,
+        trainable=sweep.settings.trainable,
+        training=training.model_dump(mode="json"),
+        folder=str((folder / "trials" / str(trial.number)).resolve()),
+        cache=str(cache.resolve()),
+        metric=sweep.settings.objective.metric,
+        goal=sweep.settings.objective.goal,
+        precision="bf16" if precision == "bf16" else "fp32",
+        kind="cuda" if card.kind == "cuda" else "cpu",
+        threads=card.threads,
+        memory_bytes=card.memory_bytes,
+        measured_flops_per_second=speed.flops_per_second(precision),
+        peak_flops_per_second=card.peak_bf16_flops_per_second if precision == "bf16" else None,
+        rungs=rungs,
+        rungs_by=sweep.settings.early_stopping.by,
+        recorded=tuple(trial.reports),
+        initial=initial,
+    )
+
+
+def budgets(sweep: Sweep, cache: Path) -> list[float]:
+    """Budgets of the sweep's trials, in the unit in which they are compared: of the ends of the space."""
+    by, found = sweep.settings.early_stopping.by, set()
+    if sweep.settings.early_stopping.rule == "none":
+        return []
+    for corner in sweep.space.corners_that_change("budget", "model", "data", "batch"):
+        training = sweep.training(corner)
+        simple = training.budget.examples if by == "examples" else training.budget.flops
+        if simple is None:
+            examples, flops = registry.budget(sweep.settings.trainable, training, cache)
+            simple = examples if by == "examples" else flops
+        found.add(float(simple))
+    return sorted(found)
+
+
+def _opened(sweep: Sweep, cards: list[Card]) -> dict[str, Any]:
+    """The first event of a run of the sweep: what it is, and what it runs on."""
+    packages = ("rigsweep", "torch", "ray", "optuna", "mlflow", "transformers", "numpy")
+    return {
+        "version": VERSION,
+        "sweep": sweep.name,
+        "trainable": sweep.settings.trainable,
+        "question": sweep.settings.question,
+        "objective": sweep.settings.objective.model_dump(),
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in packages},
+        "git": _git(),
+        "cards": [asdict(card) for card in cards],
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git() -> dict[str, Any] | None:
+    """The commit of the folder that the sweep was started in, which is the user's own work."""
+    git = shutil.which("git")
+    if git is None:
+        return None
+
+    def ask(*words: str) -> str | None:
+        answer = subprocess.run([git, *words], capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
+        return answer.stdout.strip() if answer.returncode == 0 else None
+
+    commit = ask("rev-parse", "HEAD")
+    return {"commit": commit, "dirty": bool(ask("status", "--porcelain"))} if commit else None
+
+
+def _check_disk(folder: Path) -> None:
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < 200 * 2**20:
+        raise WrongInput(f"{folder}: only {free_bytes / 2**20:.0f} MiB of disk are free; make room, then --resume")
+
+
+class _Thread(threading.Thread):
+    """A thread that keeps what it raised."""
+
+    def __init__(self, work: Callable[[], None]):
+        super().__init__(daemon=True)
+        self._work = work
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001 - raised again by whoever follows the thread
+            self.error = error
+
+
+@contextmanager
+def _orderly_signals() -> Iterator[list[str]]:
+    """Ctrl-C, a closed terminal and a polite kill, as words in a list rather than exceptions anywhere."""
+    asked: list[str] = []
+    names = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "the terminal closed"}
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = {number: signal.signal(number, lambda n, _: asked.append(names[signal.Signals(n)])) for number in names}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _chatter_to_log(folder: Path) -> Iterator[None]:
+    """What libraries log or print goes to `log/sweep.log`; the terminal belongs to the table."""
+    root = logging.getLogger()
+    before = root.handlers[:]
+    with (folder / "log" / "sweep.log").open("a", encoding="utf-8", buffering=1) as file:
+        handler = logging.StreamHandler(file)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        root.handlers[:] = [handler]
+        root.setLevel(logging.INFO)
+        try:
+            with redirect_stdout(file), redirect_stderr(file):
+                yield
+        finally:
+            root.handlers[:] = before
+
+
+def cache_folder() -> Path:
+    """Where prepared data, measured speeds and compiled code are kept: `RIGSWEEP_CACHE`, else the user's cache."""
+    told = os.environ.get("RIGSWEEP_CACHE")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return Path(told).expanduser() if told else base / "rigsweep"

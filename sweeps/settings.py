@@ -1,0 +1,74 @@
+"""What a sweep file may say. Imports nothing heavy."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, field_validator
+
+from ..trainables.settings import Share
+
+Searcher = Literal["tpe", "random"]
+
+
+class Objective(BaseModel, frozen=True, extra="forbid"):
+    """What the sweep optimises."""
+
+    metric: str = "validation/loss"
+    goal: Literal["minimize", "maximize"] = "minimize"
+
+
+class EarlyStopping(BaseModel, frozen=True, extra="forbid"):
+    """When a trial is stopped by comparison with the others."""
+
+    rule: Literal["asha", "none"] = "asha"
+    by: Literal["examples", "flops"] = "examples"
+    """Trials are compared at equal examples or at equal FLOPs."""
+    grace: Annotated[Share, Field(gt=0)] = 0.1
+    """Share of the budget before the first comparison; raised to the largest warm-up that can be proposed."""
+    reduction: Annotated[int, Field(ge=2)] = 3
+    """The best 1 in `reduction` at a rung go on; rungs lie this factor apart."""
+    within: str | None = None
+    """Only trials that share this parameter's value are compared."""
+
+
+class Limits(BaseModel, frozen=True, extra="forbid"):
+    """The sweep ends when one of these is reached; trials that run then are interrupted."""
+
+    wall_time: PositiveFloat | None = None
+    device_time: PositiveFloat | None = None
+    """Card-seconds over all trials."""
+    disk_bytes: PositiveFloat = 20e9
+    """Checkpoints of one sweep; beyond it those of the losers are deleted first."""
+
+
+class SweepSettings(BaseModel, frozen=True, extra="forbid"):
+    """A sweep file; without `search` it is a training file."""
+
+    question: str = ""
+    trainable: str
+    base: dict[str, Any]
+    search: dict[str, Any] = {}
+    objective: Objective = Objective()
+    searcher: Searcher = "tpe"
+    trials: PositiveInt = 16
+    """Configurations, the base included."""
+    repeats: PositiveInt = 1
+    """Seeds per configuration; the searcher sees their mean."""
+    limits: Limits = Limits()
+    early_stopping: EarlyStopping = EarlyStopping()
+    cards_per_trial: PositiveInt = 1
+    hang: PositiveFloat = 600.0
+    """A trial that makes no progress for so many seconds is given up and tried once more."""
+
+    @field_validator("objective", mode="before")
+    @classmethod
+    def _single(cls, value: Any) -> Any:
+        if isinstance(value, list):
+            raise ValueError("several objectives are not supported yet; give one metric and goal")
+        return value
+
+    @field_validator("cards_per_trial")
+    @classmethod
+    def _one_card(cls, value: int) -> int:
+        if value != 1:
+            raise ValueError("allowed: 1, as trials over several cards are not supported yet")
+        return value

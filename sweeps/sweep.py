@@ -1,0 +1,150 @@
+"""A sweep: a file read, checked and ready to run."""
+
+import dataclasses
+import difflib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..trainables import registry
+from ..trainables.settings import Training
+from . import files
+from .files import Document, WrongInput
+from .settings import SweepSettings
+from .space import Parameters, Space, flatten, read_space
+
+READY = Path(__file__).parent
+"""The ready sweeps lie beside this file."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A question, the trainings that answer it, and how they are chosen."""
+
+    name: str
+    settings: SweepSettings
+    space: Space
+    document: Document
+
+    @property
+    def sign(self) -> int:
+        """1 where less of the objective is better, else -1."""
+        return 1 if self.settings.objective.goal == "minimize" else -1
+
+    def training(self, parameters: Parameters, repeat: int = 0) -> Training:
+        """The training of a configuration; its repeats differ in the seed alone."""
+        base_seed = self.space.base.get("seed", 0)
+        return self.space.assemble(parameters, seed=base_seed + repeat)
+
+    @property
+    def grace(self) -> float:
+        """Share of the budget before the first comparison: never inside a warm-up that can be proposed."""
+        warmups = [d.high for d in self.space.dimensions if d.key == "schedule.warmup" and d.kind != "choice"]
+        warmups += [max(d.choices) for d in self.space.dimensions if d.key == "schedule.warmup" and d.choices]
+        return max(self.settings.early_stopping.grace, self.training({}).schedule.warmup, *warmups)
+
+    def rungs(self, budgets: list[float]) -> tuple[float, ...]:
+        """Where trials are compared, in examples or FLOPs: the same numbers for all of them.
+
+        ASHA's geometric ladder (Li et al. 2018, arXiv 1810.05934) from `grace` of the smallest budget.
+        """
+        if self.settings.early_stopping.rule == "none" or not self.settings.search:
+            return ()
+        budget = min(budgets)
+        first, factor = self.grace * budget, self.settings.early_stopping.reduction
+        # By the integer power, so that 10% x 3 x 3 is the same number whatever was done before.
+        rungs = (first * factor**k for k in range(math.ceil(math.log(budget / first, factor)) + 1))
+        return tuple(rung for rung in rungs if rung < budget * 0.9999)
+
+    def resolved(self) -> str:
+        """The sweep as a file, with every default filled in."""
+        values: dict[str, Any] = self.settings.model_dump(mode="json")
+        base = self.training({}).model_dump(mode="json", exclude_none=True)
+        for key, expression in self.space.derived.items():
+            if key not in self.settings.search:
+                *section, name = key.split(".")
+                target = base
+                for part in section:
+                    target = target[part]
+                target[name] = expression
+        values["base"] = base
+        return yaml.safe_dump(_exact(values), sort_keys=False, allow_unicode=True)
+
+
+def load(name_or_path: str, overrides: tuple[str, ...] = ()) -> Sweep:
+    """Read a sweep or training file by path, or a ready sweep by name. Raises `WrongInput`."""
+    path = find(name_or_path)
+    return check(files.read(path, overrides), path.stem)
+
+
+def find(name_or_path: str) -> Path:
+    """The file that a person means."""
+    path = Path(name_or_path).expanduser()
+    if path.is_file():
+        return path
+    ready = {file.stem: file for file in READY.glob("*.yaml")}
+    if name_or_path in ready:
+        return ready[name_or_path]
+    near = difflib.get_close_matches(name_or_path, [*ready, *(str(p) for p in Path().glob("*.yaml"))], n=1)
+    hint = f"did you mean {near[0]}?" if near else f"ready sweeps: {', '.join(sorted(ready))}"
+    raise WrongInput(f"{name_or_path}: no such file or ready sweep; {hint}")
+
+
+def check(document: Document, name: str) -> Sweep:
+    """Check everything that can be checked without running. Raises `WrongInput`."""
+    settings: SweepSettings = files.validate(SweepSettings, document.values, document)
+    known = registry.names()
+    if settings.trainable not in known:
+        near = files.nearest(settings.trainable, known)
+        raise document.wrong(
+            ("trainable",), f"allowed: {', '.join(known)}, found {settings.trainable}{near}"
+        )
+    model = registry.settings_class(settings.trainable)
+    goals = model.METRICS
+    objective = settings.objective
+    if objective.metric not in goals:
+        near = files.nearest(objective.metric, list(goals))
+        raise document.wrong(
+            ("objective", "metric"), f"allowed: {', '.join(goals)}, found {objective.metric}{near}"
+        )
+    if objective.goal != goals[objective.metric]:
+        raise document.wrong(
+            ("objective", "goal"), f"{objective.metric} is to {goals[objective.metric]}, found {objective.goal}"
+        )
+    space = read_space(document, model)
+    within = settings.early_stopping.within
+    if within is not None and within not in {d.key for d in space.dimensions}:
+        raise document.wrong(("early_stopping", "within"), f"{within} is not a searched key")
+    sweep = Sweep(name, settings, space, document)
+    if settings.search and sweep.grace >= 1 and settings.early_stopping.rule != "none":
+        raise document.wrong(("early_stopping", "grace"), "no comparison is left: the grace is the whole budget")
+    return sweep
+
+
+def changed(before: Sweep, after: Sweep) -> dict[str, list[Any]]:
+    """The settings in which two sweeps differ, as [before, after], of those that a resumed sweep may not change."""
+    # These change when the sweep ends, not what its trials are.
+    free = {"trials", "limits", "question", "hang"}
+    one, two = (
+        flatten({k: v for k, v in yaml.safe_load(sweep.resolved()).items() if k not in free})
+        for sweep in (before, after)
+    )
+    keys = sorted(one.keys() | two.keys())
+    return {key: [one.get(key), two.get(key)] for key in keys if one.get(key) != two.get(key)}
+
+
+def with_name(sweep: Sweep, name: str) -> Sweep:
+    """The same sweep under another name."""
+    return dataclasses.replace(sweep, name=name)
+
+
+def _exact(value: Any) -> Any:
+    # 1e-03 in YAML 1.1 is text for other readers, 0.001 is not; tuples are lists.
+    if isinstance(value, dict):
+        return {key: _exact(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_exact(item) for item in value]
+    return value

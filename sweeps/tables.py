@@ -1,0 +1,261 @@
+"""What a person sees of a sweep in a terminal: one live table and one summary."""
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from .controller import Controller
+from .history import Record, Trial
+from .summary import best_of
+from .sweep import Sweep
+
+STYLES = {
+    "proposed": "dim",
+    "running": "bold cyan",
+    "interrupted": "yellow",
+    "complete": "green",
+    "stopped": "dim",
+    "diverged": "red",
+    "out_of_memory": "red",
+    "failed": "red",
+}
+
+
+def number(value: Any) -> str:
+    """A value as a person reads it: 0.00123 as 1.23e-3, 4096 as it is."""
+    if isinstance(value, bool) or not isinstance(value, float):
+        return str(value)
+    if value == 0 or 0.01 <= abs(value) < 10_000:
+        return f"{value:.4g}"
+    mantissa, _, exponent = f"{value:.2e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `3:20`, `1:03:20`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+
+
+def count(value: float) -> str:
+    """`400k`, `1.5M`."""
+    for scale, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= scale:
+            return f"{value / scale:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def parameters(trial: Trial, keys: list[str] | None = None) -> str:
+    """`learning_rate 1e-3, width 96`."""
+    chosen = trial.parameters if keys is None else {k: trial.parameters[k] for k in keys if k in trial.parameters}
+    return ", ".join(f"{short(key, list(trial.parameters))} {number(value)}" for key, value in chosen.items())
+
+
+def short(key: str, keys: list[str]) -> str:
+    """The last part of a dotted key, or all of it where two share that part."""
+    last = key.rpartition(".")[2]
+    return last if sum(other.rpartition(".")[2] == last for other in keys) == 1 else key
+
+
+def trials_table(
+    sweep: Sweep,
+    trials: list[Trial],
+    progress: Mapping[int, Mapping[str, Any]],
+    *,
+    best: Trial | None,
+) -> Table:
+    """One row a trial."""
+    keys = [dimension.key for dimension in sweep.space.dimensions]
+    table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
+    table.add_column("trial", justify="right", no_wrap=True)
+    for key in keys:
+        table.add_column(short(key, keys), justify="right", no_wrap=True)
+    table.add_column("progress", width=14, no_wrap=True)
+    table.add_column(sweep.settings.objective.metric, justify="right", no_wrap=True)
+    table.add_column("examples/s", justify="right", no_wrap=True)
+    table.add_column("MFU", justify="right", no_wrap=True)
+    table.add_column("left", justify="right", no_wrap=True)
+    table.add_column("", overflow="ellipsis", no_wrap=True, ratio=1)
+    for trial in trials:
+        style, last = STYLES[trial.state], trial.last
+        shown = progress.get(trial.number, {})
+        total = float(shown.get("total") or (last.total if last else 1))
+        done = max(float(shown.get("examples", 0)), float(trial.examples))
+        speed = shown.get("examples_per_second") or (last.metrics.get("speed/examples_per_second") if last else None)
+        mfu = shown.get("mfu") or (last.metrics.get("speed/mfu") if last else None)
+        left = duration((total - done) / speed) if trial.state == "running" and speed and done < total else ""
+        mark = "★ " if best is not None and trial.number == best.number else ""
+        table.add_row(
+            Text(f"{mark}{trial.number}", style="bold green" if mark else style),
+            *(Text(number(trial.parameters[key]) if key in trial.parameters else "–", style=style) for key in keys),
+            ProgressBar(total=total, completed=min(done, total), width=14, complete_style=style, finished_style=style),
+            Text(number(last.metrics[sweep.settings.objective.metric]) if last else "", style=style),
+            Text(count(speed) if speed else "", style="" if trial.state == "running" else "dim"),
+            Text(f"{mfu:.0%}" if mfu else "", style="" if trial.state == "running" else "dim"),
+            left,
+            Text(outcome(trial), style=style),
+        )
+    return table
+
+
+def outcome(trial: Trial) -> str:
+    """Where a trial stands, and why."""
+    state = trial.state.replace("_", " ")
+    plain = {"complete", "proposed", "running"}
+    again = f" (again: {trial.reason})" if trial.state == "running" and trial.lost else ""
+    return f"{state}{again}" if trial.state in plain else f"{state}: {trial.reason}"
+
+
+def ranked(sweep: Sweep, trials: list[Trial]) -> list[Trial]:
+    """Complete trials by value, then the others by how far they came and what they reached."""
+
+    def standing(trial: Trial) -> tuple[bool, float, float]:
+        value = trial.value if trial.value is not None else float("inf") * sweep.sign
+        return trial.state != "complete", -trial.examples, sweep.sign * value
+
+    return sorted(trials, key=standing)
+
+
+def summary_panel(sweep: Sweep, record: Record, told: Mapping[str, Any]) -> RenderableType:
+    """The best, the gain over the base, the best of each group, what early stopping saved."""
+    lines: list[RenderableType] = []
+    metric = sweep.settings.objective.metric
+    best = best_of(sweep, list(record.trials.values()))
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim", justify="right")
+    facts.add_column()
+    if best is not None and best.value is not None:
+        facts.add_row("best", f"trial {best.number}: {metric} {number(best.value)} ({parameters(best)})")
+        base = record.trials.get(0)
+        if base is not None and base.value is not None and base.state == "complete" and best.number != 0:
+            gain = sweep.sign * (base.value - best.value)
+            facts.add_row("base", f"trial 0: {number(base.value)} ({parameters(base)}); the best gains {gain:.4g}")
+        elif best.number == 0:
+            facts.add_row("base", "nothing was better than it")
+    elif record.trials:
+        facts.add_row("best", "no trial is complete yet")
+    within = sweep.settings.early_stopping.within
+    for value, trial_number in told["best_within"].items():
+        trial = record.trials[trial_number]
+        others = [key for key in trial.parameters if key != within]
+        facts.add_row(
+            f"{short(within or '', [within or ''])} {value}",
+            f"trial {trial_number}: {number(trial.value)} ({parameters(trial, others)})",
+        )
+    states = [trial.state for trial in record.trials.values()]
+    facts.add_row(
+        "trials", ", ".join(f"{states.count(state)} {state.replace('_', ' ')}" for state in dict.fromkeys(states))
+    )
+    spent, full = told["device_seconds"], told["device_seconds_without_stopping"]
+    ended_early = states.count("stopped")
+    if ended_early and full > 0:
+        facts.add_row(
+            "early stopping",
+            f"{ended_early} ended early; {duration(spent)} of card time instead of about {duration(full)} "
+            f"({1 - spent / full:.0%} saved)",
+        )
+    elif spent:
+        facts.add_row("card time", duration(spent))
+    lines.append(facts)
+    return Group(*lines)
+
+
+class LiveShow:
+    """The live table, or one line an event where there is no terminal."""
+
+    def __init__(self, sweep: Sweep, *, quiet: bool = False):
+        self._sweep = sweep
+        # The streams as they are now: while a sweep runs, what libraries print goes to the log.
+        self._file = sys.stderr if quiet else sys.stdout
+        self.console = Console(file=self._file, width=None if self._file.isatty() else 160)
+        self._live: Live | None = None
+        self._notes: list[str] = []
+        self._stage = ""
+        self._started = time.monotonic()
+
+    def __enter__(self) -> "LiveShow":
+        if self.console.is_terminal:
+            self._live = Live(console=self.console, refresh_per_second=4, transient=True, screen=False)
+            self._live.__enter__()
+            self._live.update(Text("starting", style="dim"))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.__exit__(None, None, None)
+
+    def note(self, text: str) -> None:
+        """Something to know, once."""
+        self._notes = [*self._notes[-2:], text]
+        if self._live is None:
+            self._line(text)
+        else:
+            self._live.update(Group(*(Text(note, style="dim") for note in self._notes)))
+
+    def preparing(self, stage: str, done: int, total: int) -> None:
+        """Data is being prepared."""
+        if self._live is not None:
+            bar = ProgressBar(total=max(total, 1), completed=done, width=40)
+            self._live.update(Group(Text(f"{stage}  {done / 1e6:,.1f} of {total / 1e6:,.1f} MB", style="dim"), bar))
+        elif stage != self._stage:
+            self._line(stage)
+        self._stage = stage
+
+    def event(self, kind: str, trial: Trial) -> None:
+        """Something happened to a trial."""
+        if self._live is not None:
+            return
+        metric = self._sweep.settings.objective.metric
+        if kind == "started":
+            self._line(f"trial {trial.number}: started on {', '.join(trial.cards)} ({parameters(trial)})")
+        elif kind == "report" and trial.last is not None:
+            share = trial.examples / trial.last.total
+            self._line(f"trial {trial.number}: {share:.0%}, {metric} {number(trial.last.metrics[metric])}")
+        elif kind in ("ended", "interrupted", "lost"):
+            value = f", {metric} {number(trial.value)}" if trial.value is not None else ""
+            self._line(f"trial {trial.number}: {outcome(trial)}{value}")
+
+    def refresh(self, controller: Controller, progress: dict[int, dict[str, Any]]) -> None:
+        """Draw the table anew."""
+        if self._live is None:
+            return
+        trials = list(controller.record.trials.values())
+        best = best_of(self._sweep, trials)
+        room = max(4, self.console.size.height - 6 - len(self._notes))
+        running = [trial for trial in trials if not trial.over]
+        rest = sorted((trial for trial in trials if trial.over), key=lambda trial: trial.ended or 0, reverse=True)
+        if best is not None:
+            rest = [best, *(trial for trial in rest if trial is not best)]
+        shown = (running + rest)[:room]
+        hidden = len(trials) - len(shown)
+        over = sum(trial.over for trial in trials)
+        total = self._sweep.settings.trials * self._sweep.settings.repeats
+        head = Text.assemble(
+            (self._sweep.name, "bold"),
+            f"  {over} of {total} trials over",
+            (f"  {duration(time.monotonic() - self._started)}", "dim"),
+            (f"  {self._sweep.settings.question}", "dim italic"),
+        )
+        waiting = not any(trial.started for trial in trials)
+        parts: list[RenderableType] = [head]
+        if waiting:
+            parts.append(Text("lanes are starting (10 to 30 s, once)", style="dim"))
+        else:
+            parts.append(trials_table(self._sweep, shown, progress, best=best))
+        if hidden:
+            parts.append(Text(f"and {hidden} more that are over: rigsweep results {self._sweep.name}", style="dim"))
+        parts += [Text(note, style="yellow") for note in self._notes]
+        self._live.update(Group(*parts))
+
+    def _line(self, text: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {text}", file=self._file, flush=True)

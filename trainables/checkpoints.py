@@ -1,0 +1,167 @@
+"""Checkpoints: whole or not there, checked when read, without hyper-parameters.
+
+`<trial>/checkpoints/<examples>/` holds model.safetensors, ema.safetensors (with an EMA),
+optimizer.safetensors and progress.json; manifest.json, written last, has the size and SHA-256 of each. The
+folder is written under another name and renamed into place, so that a kill at any moment leaves the one
+before it.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, load_model, save_file, save_model
+from torch import nn
+
+from .door import Progress
+from .optimizer import load_named_state, named_state
+
+_log = logging.getLogger(__name__)
+_VERSION = 1
+
+
+class CheckpointError(Exception):
+    """A checkpoint is damaged or does not fit; the message is one line that names it."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a checkpoint says beside its weights."""
+
+    progress: Progress
+    step: int
+    evaluations: list[tuple[Progress, dict[str, float]]]
+    """Every evaluation so far: what follows the trial may have missed the last ones."""
+
+
+def save(
+    folder: Path, saved: Saved, model: nn.Module, ema: nn.Module | None, optimizer: torch.optim.Optimizer
+) -> Path:
+    """Write a checkpoint into the folder of a trial's checkpoints; returns its own folder."""
+    final = folder / f"{saved.progress.examples:012d}"
+    temporary = folder / f".new-{final.name}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        save_model(model, str(temporary / "model.safetensors"))
+        if ema is not None:
+            save_model(ema, str(temporary / "ema.safetensors"))
+        save_file(named_state(model, optimizer), temporary / "optimizer.safetensors")
+        (temporary / "progress.json").write_text(json.dumps(asdict(saved)))
+        files = {file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)} for file in temporary.iterdir()}
+        (temporary / "manifest.json").write_text(json.dumps({"version": _VERSION, "files": files}, indent=1))
+        for file in [*temporary.iterdir(), temporary]:
+            _flush(file)
+        shutil.rmtree(final, ignore_errors=True)
+        temporary.rename(final)
+        _flush(folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return final
+
+
+def all_in(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, oldest first."""
+    return sorted(path for path in folder.glob("[0-9]*") if path.is_dir())
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest checkpoint that is whole; damaged ones are passed over, and the log says so."""
+    for path in reversed(all_in(folder)):
+        try:
+            check(path)
+        except CheckpointError as error:
+            _log.warning("%s; going back to the one before it", error)
+            continue
+        return path
+    return None
+
+
+def check(path: Path) -> None:
+    """Raise `CheckpointError` unless every file is as its manifest says."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {path} has no readable manifest") from error
+    if manifest["version"] > _VERSION:
+        raise CheckpointError(f"checkpoint {path} was written by a newer version of rigsweep")
+    for name, told in manifest["files"].items():
+        file = path / name
+        if not file.is_file() or file.stat().st_size != told["bytes"] or _sha256(file) != told["sha256"]:
+            raise CheckpointError(f"checkpoint {path} is damaged: {name} is not what its manifest says")
+
+
+def read(path: Path) -> Saved:
+    """What a checkpoint says beside its weights."""
+    found: dict[str, Any] = json.loads((path / "progress.json").read_text())
+    return Saved(
+        Progress(**found["progress"]),
+        found["step"],
+        [(Progress(**progress), metrics) for progress, metrics in found["evaluations"]],
+    )
+
+
+def restore(path: Path, model: nn.Module, ema: nn.Module | None, optimizer: torch.optim.Optimizer) -> Saved:
+    """Load a checkpoint into a model, its EMA and its optimizer."""
+    load_weights(path / "model.safetensors", model)
+    if ema is not None:
+        # A file that was edited to have an EMA goes on from the weights themselves.
+        load_weights(path / ("ema.safetensors" if (path / "ema.safetensors").exists() else "model.safetensors"), ema)
+    load_named_state(model, optimizer, load_file(path / "optimizer.safetensors"))
+    return read(path)
+
+
+def weights_of(path: Path) -> Path:
+    """The weights to use of a finished training: the EMA's where there is one."""
+    ema = path / "ema.safetensors"
+    return ema if ema.exists() else path / "model.safetensors"
+
+
+def load_weights(file: Path, model: nn.Module) -> None:
+    """Load weights that must fit the model exactly."""
+    try:
+        load_model(model, str(file))
+    except RuntimeError as error:
+        raise CheckpointError(f"the weights in {file} do not fit this model: {_short(str(error))}") from error
+
+
+def keep_only(folder: Path, kept: set[Path]) -> None:
+    """Delete every checkpoint of a trial but these."""
+    for path in all_in(folder):
+        if path not in kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def best_and_latest(folder: Path, metric: str, sign: int) -> set[Path]:
+    """The two checkpoints that are kept of a live trial; `sign` is 1 where less is better, else -1."""
+    paths = all_in(folder)
+    scored = {}
+    for path in paths:
+        last = [metrics for progress, metrics in read(path).evaluations if progress.examples == int(path.name)]
+        if last and metric in last[0]:
+            scored[path] = sign * last[0][metric]
+    return {*paths[-1:], *([min(scored, key=scored.__getitem__)] if scored else [])}
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:300]

@@ -1,0 +1,105 @@
+"""The numbers that follow from a training's settings: steps, micro-batch, FLOPs, where it is evaluated.
+
+Few dials: these are derived, never asked for, and `rigsweep plan` prints all of them.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .settings import Training
+
+if TYPE_CHECKING:
+    from .task import Task
+    from .trial import Job
+
+_STATE_BYTES_PER_PARAMETER = 16  # weight, gradient and two AdamW moments, in fp32
+_MEMORY_SHARE = 0.8  # the rest is for the allocator, the context, evaluation and sampling
+
+
+@dataclass(frozen=True)
+class Derived:
+    """What a training comes to."""
+
+    parameters: int
+    flops_per_example: float
+    """Training FLOPs of one example, forward and backward, 2 a multiply-add; recomputation not counted."""
+    steps: int
+    rows_per_step: int
+    micro_rows: int
+    evaluation_steps: frozenset[int]
+    """After which steps the model is evaluated (1 is after the first)."""
+    examples: int
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches in one optimizer step."""
+        return math.ceil(self.rows_per_step / self.micro_rows)
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of the whole training."""
+        return self.examples * self.flops_per_example
+
+
+def derive(task: "Task", training: Training, job: "Job") -> Derived:
+    """Derive everything for a task on the job's card; the model is traced, never allocated."""
+    parameters, flops_per_example = count(task)
+    steps = steps_for(training, flops_per_example, parameters)
+    rows = training.batch.examples // task.examples_per_row
+    free_bytes = _MEMORY_SHARE * job.memory_bytes - _STATE_BYTES_PER_PARAMETER * parameters
+    fit = max(1, int(free_bytes // task.activation_bytes_per_row(job.precision)))
+    return Derived(
+        parameters=parameters,
+        flops_per_example=flops_per_example,
+        steps=steps,
+        rows_per_step=rows,
+        micro_rows=min(training.batch.micro, rows) if training.batch.micro else _even_share(rows, fit),
+        evaluation_steps=evaluation_steps(training, steps, job.rungs, job.rungs_by, flops_per_example),
+        examples=steps * training.batch.examples,
+    )
+
+
+def count(task: "Task") -> tuple[int, float]:
+    """The task's parameters, and its training FLOPs per example; the model is traced, never allocated."""
+    import torch
+
+    from .flops import training_flops_per_example
+
+    with torch.device("meta"):
+        parameters = sum(parameter.numel() for parameter in task.build().parameters())
+    return parameters, training_flops_per_example(task)
+
+
+def steps_for(training: Training, flops_per_example: float, parameters: int) -> int:
+    """Optimizer steps that the budget comes to, rounded up to whole batches."""
+    budget = training.budget
+    if budget.examples is not None:
+        examples: float = budget.examples
+    elif budget.flops is not None:
+        examples = budget.flops / flops_per_example
+    else:
+        assert budget.tokens_per_parameter is not None
+        examples = budget.tokens_per_parameter * parameters
+    return max(1, math.ceil(examples / training.batch.examples))
+
+
+def evaluation_steps(
+    training: Training, steps: int, rungs: tuple[float, ...], rungs_by: str, flops_per_example: float
+) -> frozenset[int]:
+    """The steps after which a trial is evaluated: every share of its budget, at each rung, and at its end."""
+    every = _first_at(1 / training.evaluation.every)
+    due = {_first_at(steps * training.evaluation.every * k) for k in range(1, every)}
+    per_step = training.batch.examples * (flops_per_example if rungs_by == "flops" else 1)
+    due |= {_first_at(rung / per_step) for rung in rungs}
+    return frozenset(step for step in due if 0 < step < steps) | {steps}
+
+
+def _first_at(step: float) -> int:
+    # Shares are not exact in binary: 100 steps x 10% x 3 is a hair over 30, and means 30.
+    return math.ceil(round(step, 6))
+
+
+def _even_share(rows: int, fit: int) -> int:
+    # The largest micro-batch that fits and splits the rows evenly, so that every micro-batch costs the same.
+    return next(size for size in range(min(rows, fit), 0, -1) if rows % size == 0)

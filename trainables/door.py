@@ -1,0 +1,109 @@
+"""The one way out of a training: everything that it reports goes through `Door.report`.
+
+A trial's folder is written here and nowhere else; evaluations also go to whoever follows the trial. The
+training knows neither Ray nor MLflow.
+"""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a trial is: examples seen of its whole budget, FLOPs and seconds spent on them."""
+
+    examples: int = 0
+    total: int = 0
+    flops: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a training ended: one of the ends of a trial, or `interrupted`, and a reason a person can read."""
+
+    state: str
+    reason: str
+
+
+class Line(Protocol):
+    """What a door needs of the line to whoever follows the trial (a lane's channel)."""
+
+    order: str | None
+    progress: dict[str, Any]
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Deliver a message; returns once it has arrived."""
+        ...
+
+
+class Door:
+    """Where a training reports to."""
+
+    def __init__(self, folder: Path, line: Line):
+        self._folder, self._line = folder, line
+        folder.mkdir(parents=True, exist_ok=True)
+        self._metrics = (folder / "metrics.jsonl").open("ab")
+        _end_line(folder / "metrics.jsonl", self._metrics)
+
+    def order(self, progress: Progress, **shown: float) -> str | None:
+        """Say how far the trial is; the answer is `stop` or `interrupt` when it is to leave, else None.
+
+        Costs nothing, so it can be asked before every step. `shown` is what a live table shows beside it.
+        """
+        self._line.progress = {"examples": progress.examples, "total": progress.total, **shown}
+        return self._line.order
+
+    def report(
+        self,
+        progress: Progress,
+        metrics: Mapping[str, float],
+        *,
+        checkpoint: Path | None = None,
+        images: Mapping[str, Any] | None = None,
+        texts: Mapping[str, str] | None = None,
+    ) -> None:
+        """Keep metrics (and samples) of the trial at `progress`.
+
+        With metrics named `validation/...` the report is an evaluation: it is what stopping and searching
+        decide on, and it is delivered before this returns.
+        """
+        assert not images, "no trainable draws images yet"
+        row = {**asdict(progress), "time": time.time(), **metrics}
+        self._metrics.write(json.dumps(row).encode() + b"\n")
+        self._metrics.flush()
+        for name, text in (texts or {}).items():
+            file = self._folder / "samples" / f"{progress.examples:012d}-{name}.txt"
+            file.parent.mkdir(exist_ok=True)
+            temporary = file.with_name(f".{file.name}")
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(file)
+        if any(name.startswith("validation/") for name in metrics):
+            self._line.send(
+                {
+                    "event": "report",
+                    **asdict(progress),
+                    "metrics": dict(metrics),
+                    "checkpoint": checkpoint.name if checkpoint else None,
+                }
+            )
+
+    def close(self) -> None:
+        """Flush what was reported to disk."""
+        self._metrics.flush()
+        os.fsync(self._metrics.fileno())
+        self._metrics.close()
+
+
+def _end_line(path: Path, file: Any) -> None:
+    # A process that was killed may have left half a line; what follows must not be glued to it.
+    with path.open("rb") as existing:
+        if existing.seek(0, os.SEEK_END):
+            existing.seek(-1, os.SEEK_END)
+            if existing.read(1) != b"\n":
+                file.write(b"\n")

@@ -1,0 +1,168 @@
+"""The training loop: the only one, for every trainable.
+
+Progress is counted in examples. A step's learning rate, data and randomness are functions of the seed and of
+the examples before it, so a training that goes on from a checkpoint repeats, bit for bit on a CPU, what an
+undisturbed one does.
+"""
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from . import checkpoints
+from .checkpoints import Saved
+from .derived import Derived, derive
+from .door import Door, Ending, Progress
+from .meter import Meter
+from .optimizer import build_optimizer, learning_rate
+from .task import Task
+from .trial import Job
+
+_REPORTS = 200
+"""Reports of step metrics over a training, at most."""
+
+
+def train(task: Task, job: Job, door: Door) -> Ending:
+    """Train a task to the end of its budget, or until the door says to leave.
+
+    Goes on from the newest whole checkpoint in the job's folder, if there is one.
+    """
+    training = job.settings()
+    derived = derive(task, training, job)
+    device = _set_up(job)
+    model = task.build().to(device)
+    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(training.ema)) if training.ema else None
+    optimizer = build_optimizer(model, task.role, training.optimizer)
+    saved = _go_on(job, door, model, ema, optimizer, derived)
+    run = torch.compile(model) if training.compile else model
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=job.precision == "bf16")
+    meter = Meter(derived.flops_per_example, job.measured_flops_per_second, job.peak_flops_per_second)
+    clock = _Clock(saved.progress.seconds)
+    every = math.ceil(derived.steps / _REPORTS)
+    progress = saved.progress
+    last_loss = torch.zeros(())
+
+    for step in range(saved.step + 1, derived.steps + 1):
+        if order := door.order(progress, **meter.shown):
+            if order == "interrupt":
+                _save(job, Saved(progress, step - 1, saved.evaluations), model, ema, optimizer)
+            return Ending("interrupted" if order == "interrupt" else "stopped", "asked to leave")
+
+        rate = learning_rate(training.schedule, training.optimizer.learning_rate, step / derived.steps)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        torch.manual_seed(hash((training.seed, step)) % 2**63)  # dropout
+
+        # One optimizer step over the global batch, in micro-batches.
+        first = (step - 1) * derived.rows_per_step
+        terms: dict[str, torch.Tensor] = {}
+        for start in range(0, derived.rows_per_step, derived.micro_rows):
+            rows = min(derived.micro_rows, derived.rows_per_step - start)
+            waiting = time.perf_counter()
+            batch = {name: t.to(device, non_blocking=True) for name, t in task.batch(first + start, rows).items()}
+            meter.waited(time.perf_counter() - waiting)
+            with autocast:
+                losses = task.loss(run, batch)
+            share = rows / derived.rows_per_step  # the last micro-batch may be smaller
+            torch.stack(list(losses.values())).sum().mul(share).backward()
+            for name, value in losses.items():
+                terms[name] = terms.get(name, 0) + value.detach() * share
+        norm = nn.utils.clip_grad_norm_(model.parameters(), training.optimizer.clip_norm or math.inf)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if ema is not None:
+            ema.update_parameters(model)
+        meter.saw(training.batch.examples)
+        progress = Progress(
+            examples=step * training.batch.examples,
+            total=derived.examples,
+            flops=step * training.batch.examples * derived.flops_per_example,
+            seconds=clock.seconds(),
+        )
+
+        # The loss of the step before: reading this one's would make a GPU wait for the CPU at every step.
+        if not math.isfinite(last_loss.item()):
+            return Ending("diverged", f"the loss is not finite after {(step - 1) * training.batch.examples:,} examples")
+        last_loss = torch.stack(list(terms.values())).sum()
+
+        evaluating = step in derived.evaluation_steps
+        if evaluating or step % every == 0:
+            metrics = {name: value.item() for name, value in terms.items()}
+            metrics |= {"optimizer/gradient_norm": norm.item(), "optimizer/learning_rate": rate, **meter.read(device)}
+            if not evaluating:
+                door.report(progress, metrics)
+                continue
+            paused = meter.pause()
+            averaged = ema.module if ema is not None else model
+            with autocast:
+                evaluation = task.evaluate(averaged, device)
+                samples = task.sample(averaged, device)
+            if not all(math.isfinite(value) for value in evaluation.values()):
+                return Ending("diverged", f"the validation loss is not finite after {progress.examples:,} examples")
+            metrics |= evaluation
+            saved.evaluations.append((progress, metrics))
+            path = _save(job, Saved(progress, step, saved.evaluations), model, ema, optimizer)
+            door.report(progress, metrics, checkpoint=path, texts=samples.texts, images=samples.images)
+            meter.go_on(paused)
+    return Ending("complete", "reached its budget")
+
+
+@dataclass
+class _Clock:
+    """Seconds of a training's own running time, also over interruptions."""
+
+    before: float
+
+    def __post_init__(self) -> None:
+        self._since = time.monotonic()
+
+    def seconds(self) -> float:
+        return self.before + time.monotonic() - self._since
+
+
+def _set_up(job: Job) -> torch.device:
+    torch.set_float32_matmul_precision("high")  # TF32 for what is not under autocast
+    if job.kind == "cpu":
+        torch.set_num_threads(job.threads)
+    return torch.device(job.kind)
+
+
+def _go_on(
+    job: Job,
+    door: Door,
+    model: nn.Module,
+    ema: AveragedModel | None,
+    optimizer: torch.optim.Optimizer,
+    derived: Derived,
+) -> Saved:
+    """Go on from the job's own checkpoint, start from another run's weights, or from nothing."""
+    folder = Path(job.folder) / "checkpoints"
+    averaged = ema.module if ema is not None else None
+    if path := checkpoints.latest(folder):
+        saved = checkpoints.restore(path, model, averaged, optimizer)
+        if ema is not None:
+            ema.n_averaged.fill_(saved.step)
+        for progress, metrics in saved.evaluations:
+            if progress.examples not in job.recorded:
+                door.report(progress, metrics, checkpoint=folder / f"{progress.examples:012d}")
+        return saved
+    if job.initial:
+        checkpoints.check(Path(job.initial))
+        for target in filter(None, (model, averaged)):
+            checkpoints.load_weights(checkpoints.weights_of(Path(job.initial)), target)
+    return Saved(Progress(total=derived.examples), 0, [])
+
+
+def _save(
+    job: Job, saved: Saved, model: nn.Module, ema: AveragedModel | None, optimizer: torch.optim.Optimizer
+) -> Path:
+    folder = Path(job.folder) / "checkpoints"
+    path = checkpoints.save(folder, saved, model, ema.module if ema is not None else None, optimizer)
+    sign = 1 if job.goal == "minimize" else -1
+    checkpoints.keep_only(folder, checkpoints.best_and_latest(folder, job.metric, sign))
+    return path

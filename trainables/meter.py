@@ -1,0 +1,60 @@
+"""Speed of a training between two reports."""
+
+import resource
+import time
+
+import torch
+
+
+class Meter:
+    """Counts examples, time and waiting since the last `read`."""
+
+    def __init__(self, flops_per_example: float, measured_flops_per_second: float, peak_flops_per_second: float | None):
+        self._flops_per_example = flops_per_example
+        self._measured, self._peak = measured_flops_per_second, peak_flops_per_second
+        self._examples, self._waiting, self._since = 0, 0.0, time.perf_counter()
+        self.shown: dict[str, float] = {}
+
+    def waited(self, seconds: float) -> None:
+        """The step waited so long for its data."""
+        self._waiting += seconds
+
+    def saw(self, examples: int) -> None:
+        """The step trained on so many examples."""
+        self._examples += examples
+
+    def pause(self) -> float:
+        """Stop counting (an evaluation begins); give the result to `go_on`."""
+        return time.perf_counter()
+
+    def go_on(self, paused: float) -> None:
+        """Count again; the time since `pause` is left out."""
+        self._since += time.perf_counter() - paused
+
+    def read(self, device: torch.device) -> dict[str, float]:
+        """Metrics since the last call, then start again.
+
+        MFU (Chowdhery et al. 2022, appendix B): model FLOPs over the card's peak, or where that is not known,
+        and beside it in any case, over the measured speed of its matrix products.
+        """
+        seconds = max(time.perf_counter() - self._since, 1e-9)
+        per_second = self._examples / seconds
+        achieved = per_second * self._flops_per_example
+        metrics = {
+            "speed/examples_per_second": per_second,
+            "speed/flops_per_second": achieved,
+            "speed/mfu": achieved / (self._peak or self._measured),
+            "speed/mfu_of_measured": achieved / self._measured,
+            "speed/waiting_for_data": self._waiting / seconds,
+            "memory/peak_bytes": peak_memory_bytes(device),
+        }
+        self.shown = {"examples_per_second": per_second, "mfu": metrics["speed/mfu"]}
+        self._examples, self._waiting, self._since = 0, 0.0, time.perf_counter()
+        return metrics
+
+
+def peak_memory_bytes(device: torch.device) -> float:
+    """The most memory held so far: by tensors on a GPU, by the whole process on a CPU."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0

@@ -1,0 +1,92 @@
+"""A closed form that looks like training: no model, the same door, so a sweep can be rehearsed in seconds.
+
+The loss falls as a power of the examples towards a floor that depends on the learning rate (best near
+3e-3 / sqrt(width / 64), as wider models want smaller ones), the warm-up (best near 3%) and the width.
+"""
+
+import json
+import math
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+
+from .derived import evaluation_steps, steps_for
+from .door import Door, Ending, Progress
+from .surface_settings import SurfaceTraining
+from .trial import Job
+
+
+def loss_at(training: SurfaceTraining, share: float) -> float:
+    """The loss after a share of the budget, without noise."""
+    width = training.model.width
+    best = 3e-3 / math.sqrt(width / 64)
+    off = math.log10(training.optimizer.learning_rate / best)
+    floor = 2.0 - 0.1 * math.log2(width / 64) + 0.6 * off**2 + 4 * (training.schedule.warmup - 0.03) ** 2
+    return floor + 2.0 * (1 + share * 60) ** -0.6
+
+
+def count(training: SurfaceTraining) -> tuple[int, float]:
+    """Parameters and training FLOPs per example, as if it were a model."""
+    return training.model.width**2, 6.0 * training.model.width**2
+
+
+def train(job: Job, door: Door) -> Ending:
+    """Walk along the curve, reporting as a training would."""
+    training = job.settings()
+    assert isinstance(training, SurfaceTraining)
+    parameters, flops_per_example = count(training)
+    steps = steps_for(training, flops_per_example, parameters)
+    batch = training.batch.examples
+    evaluate_at = evaluation_steps(training, steps, job.rungs, job.rungs_by, flops_per_example)
+    checkpoint = Path(job.folder) / "checkpoints" / "surface.json"
+    checkpoint.parent.mkdir(exist_ok=True)
+    done, evaluations = json.loads(checkpoint.read_text()) if checkpoint.exists() else (0, [])
+    started = time.monotonic()
+
+    def progress(step: int) -> Progress:
+        examples = step * batch
+        return Progress(examples, steps * batch, examples * flops_per_example, time.monotonic() - started)
+
+    for step, metrics in evaluations:
+        if step * batch not in job.recorded:
+            door.report(progress(step), metrics, checkpoint=checkpoint)
+    for step in range(done + 1, steps + 1):
+        now = progress(step)
+        if order := door.order(now):
+            return Ending("interrupted" if order == "interrupt" else "stopped", "asked to leave")
+        if training.model.seconds_per_step:
+            time.sleep(training.model.seconds_per_step)
+        if ending := _fault(training, step / steps, Path(job.folder)):
+            return ending
+        if step in evaluate_at:
+            noise = np.random.default_rng((training.seed, step)).normal() * training.model.noise
+            loss = loss_at(training, step / steps) + noise
+            metrics = {"loss": loss, "validation/loss": loss, "validation/accuracy": math.exp(-loss)}
+            evaluations.append((step, metrics))
+            temporary = checkpoint.with_suffix(".new")
+            temporary.write_text(json.dumps((step, evaluations)))
+            temporary.replace(checkpoint)
+            door.report(now, metrics, checkpoint=checkpoint, texts={"sample": f"loss {loss:.4f}"})
+    return Ending("complete", "reached its budget")
+
+
+def _fault(training: SurfaceTraining, share: float, folder: Path) -> Ending | None:
+    model = training.model
+    if model.fault is None or share < model.fault_at or training.optimizer.learning_rate <= model.fault_above:
+        return None
+    if model.fault == "diverge":
+        return Ending("diverged", f"the loss is not finite (nan) after {share:.0%} of the budget")
+    if model.fault == "raise":
+        raise ValueError("a rehearsed error")
+    if model.fault == "out_of_memory":
+        raise MemoryError("a rehearsed shortage")
+    if model.fault == "hang":
+        time.sleep(10**6)
+    marker = folder / "died"
+    if model.fault == "die_always" or not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return None

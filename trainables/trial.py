@@ -1,0 +1,96 @@
+"""A trial as a lane runs it: the job that arrives, the training, the message at its end."""
+
+import logging
+import os
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from .door import Door, Ending, Line
+from .registry import load, settings_class
+from .settings import Training
+
+
+@dataclass(frozen=True)
+class Job:
+    """One trial, as plain data that crosses processes."""
+
+    number: int
+    trainable: str
+    training: dict[str, Any]
+    """The validated settings, as JSON."""
+    folder: str
+    """The trial's own folder: metrics, samples, checkpoints."""
+    cache: str
+    """Where prepared data and compiled code are kept."""
+    metric: str
+    goal: Literal["minimize", "maximize"]
+    precision: Literal["bf16", "fp32"]
+    kind: Literal["cpu", "cuda"]
+    threads: int
+    memory_bytes: int
+    measured_flops_per_second: float
+    peak_flops_per_second: float | None = None
+    """Of the card's specification; None where the card is not in the table."""
+    rungs: tuple[float, ...] = ()
+    """Where trials are compared: evaluations happen there too."""
+    rungs_by: Literal["examples", "flops"] = "examples"
+    recorded: tuple[int, ...] = ()
+    """Examples of the evaluations that whoever follows the trial already knows."""
+    initial: str | None = None
+    """A checkpoint folder to start the weights from."""
+
+    def settings(self) -> Training:
+        """The training's settings, validated again."""
+        return settings_class(self.trainable).model_validate(self.training)
+
+
+def run_trial(job: dict[str, Any], line: Line) -> dict[str, Any]:
+    """Run one trial in this process and return its last message; raises nothing."""
+    folder = Path(job["folder"])
+    folder.mkdir(parents=True, exist_ok=True)
+    log = logging.FileHandler(folder / "log.txt", encoding="utf-8")
+    log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(log)
+    try:
+        door = Door(folder, line)
+        ending = load(job["trainable"])(Job(**job), door)
+        door.close()
+    except Exception as error:  # noqa: BLE001 - whatever a trial raises ends that trial, and only that
+        logging.getLogger(__name__).error("%s", traceback.format_exc())
+        ending = _ending(error)
+    finally:
+        logging.getLogger().removeHandler(log)
+        log.close()
+    retire = ending.state == "out_of_memory" or "CUDA error" in ending.reason
+    if not retire:
+        _clear()
+    return {"event": "ended", **asdict(ending), "retire": retire}
+
+
+def _ending(error: Exception) -> Ending:
+    """What an exception means for its trial."""
+    words = str(error).strip().splitlines()
+    reason = f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in reason:
+        return Ending("out_of_memory", reason[:300])
+    return Ending("failed", reason[:300])
+
+
+def _clear() -> None:
+    """Leave nothing of a trial for the next: memory, compiled graphs (8 recompilations, then eager)."""
+    import sys
+
+    if "torch" not in sys.modules:
+        return
+    import gc
+
+    import torch
+
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+    gc.collect()
+    if torch.cuda.is_available() and os.environ.get("CUDA_VISIBLE_DEVICES"):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()

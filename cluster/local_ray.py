@@ -17,6 +17,8 @@ NAMESPACE = "rigsweep"
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
+    # Off, Ray takes the loopback address as this node's, on Linux too: nothing of it listens to the network.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_TRAIN_V2_ENABLED": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_ROTATION_MAX_BYTES": str(64 * 2**20),
@@ -62,7 +64,6 @@ def local_ray(cards: list[Card], log: Path) -> Iterator[None]:
             resources={"client": 10**6},  # for what needs a place in Ray, but no card
             include_dashboard=True,  # the state API, which Ray Train's cleaner needs, is part of it
             dashboard_host="127.0.0.1",
-            _node_ip_address="127.0.0.1",
             log_to_driver=False,
             logging_level=logging.ERROR,
             configure_logging=False,  # its loggers go where this process's go

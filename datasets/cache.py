@@ -33,9 +33,7 @@ def make_once(folder: Path, fill: Callable[[Path], None]) -> bool:
                 f"{folder.parent}: the disk is full; free some space or put the cache on another disk"
             ) from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.EEXIST, errno.ENOTDIR):
-            raise DataError(
-                f"{folder.parent}: cannot be written ({error.strerror}); choose another cache"
-            ) from error
+            raise DataError(f"{folder.parent}: cannot be written ({error.strerror}); choose another cache") from error
         raise
 
 

@@ -28,6 +28,7 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 READABLE = f"{' '.join(KINDS)}, also with {' or '.join(COMPRESSIONS)}"
 
 STDLIB = "python-stdlib"
+# Tests, and what is not the standard library or not there with every Python.
 NOT_STDLIB = {"test", "tests", "idle_test", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
 
 
@@ -39,7 +40,9 @@ class Source:
     name: str
     """What the fingerprint and messages call it: the path, or for the standard library the relative one."""
     kind: Kind
+    """How it is read."""
     compression: str | None = None
+    """What pyarrow calls how it is packed."""
 
     @property
     def is_documents(self) -> bool:
@@ -48,7 +51,7 @@ class Source:
 
     def identity(self) -> list[str | int]:
         """What changes when the file does; the same on every machine for the standard library."""
-        stat = self.path.stat()
+        stat = self.path.stat()  # a hash of the content would read a large corpus at every start
         if self.kind == "stdlib":
             return [f"python {platform.python_version()}", self.name, stat.st_size]
         return [str(self.path.absolute()), stat.st_size, stat.st_mtime_ns]
@@ -62,6 +65,7 @@ def resolve(corpus: str | tuple[str, ...]) -> list[Source]:
 
 
 def _resolve_one(name: str) -> list[Source]:
+    """The files of one name: a file that exists is that file, even where its name looks like a glob."""
     if name == STDLIB:
         return _standard_library()
     if name.startswith("hf://"):
@@ -79,6 +83,7 @@ def _resolve_one(name: str) -> list[Source]:
         found = [Path(match) for match in sorted(matches)]
     else:
         raise DataError(f"corpus {name}: no such file or folder{_nearest(path)}")
+    # In a folder or glob other files may lie beside the text; only one that was named must be readable.
     sources = [source for path in found if path.is_file() and (source := _source(path))]
     if not sources:
         raise DataError(f"corpus {name}: no file to read; give a folder or glob with {READABLE}")
@@ -97,9 +102,7 @@ def _walk(folder: Path) -> list[Path]:
     """The files below a folder, sorted; hidden ones (.git, .venv) are not anyone's corpus."""
 
     def refuse(error: OSError) -> None:
-        raise DataError(
-            f"{error.filename}: cannot be read ({error.strerror}); change its permissions"
-        ) from error
+        raise DataError(f"{error.filename}: cannot be read ({error.strerror}); change its permissions") from error
 
     found: list[Path] = []
     for parent, folders, files in os.walk(folder, onerror=refuse):
@@ -131,11 +134,10 @@ def _standard_library() -> list[Source]:
 
 def _from_hub(name: str) -> list[Source]:
     """Files of a Hub dataset, downloaded to the Hub's own cache, or found there when offline."""
+    # Both names are checked, for they become part of a path; a glob must not leave its dataset.
     found = re.fullmatch(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([\w.~-]+))?/(.+)", name)
     if not found or ".." in found[3].split("/"):
-        raise DataError(
-            f"corpus {name}: write hf://datasets/<owner>/<name>/<glob>, such as .../data/*.parquet"
-        )
+        raise DataError(f"corpus {name}: write hf://datasets/<owner>/<name>/<glob>, such as .../data/*.parquet")
     repository, revision, pattern = found.groups()
     instead = "download it elsewhere and give the local folder as corpus"
     try:

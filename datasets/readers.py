@@ -18,7 +18,9 @@ from .corpus import Source, first_line
 from .errors import DataError
 
 BLOCK_CHARACTERS = 2_000
+"""About how long a block of a text file is."""
 BLOCK_SLACK = 500
+"""How much longer or shorter, for a paragraph or line to end with it."""
 CHUNK_BYTES = 1 << 20
 
 
@@ -34,9 +36,7 @@ def read(source: Source, column: str) -> Iterator[str]:
             empty = False
             yield piece
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        damaged = (
-            "is damaged or cut short" if source.compression or source.kind == "parquet" else "cannot be read"
-        )
+        damaged = "is damaged or cut short" if source.compression or source.kind == "parquet" else "cannot be read"
         raise DataError(f"{source.name}: {damaged} ({first_line(error)}); replace or remove it") from error
     if empty and source.kind not in ("code", "stdlib"):
         raise DataError(f"{source.name}: is empty; remove it or name another file")
@@ -71,6 +71,8 @@ def _characters(source: Source) -> Iterator[str]:
 
 
 def _blocks(source: Source, _: str) -> Iterator[str]:
+    """Blocks that depend on the text alone, not on how it comes in chunks: each is cut once all is there
+    that its cut may look at."""
     text = ""
     for chunk in _characters(source):
         text, start = text + chunk, 0
@@ -95,11 +97,13 @@ def _cut(text: str, start: int) -> int:
 
 
 def _whole(source: Source, _: str) -> Iterator[str]:
+    """A file that is one document."""
     if text := "".join(_characters(source)):
         yield text
 
 
 def _module(source: Source, _: str) -> Iterator[str]:
+    """A module of the standard library."""
     try:
         text = source.path.read_bytes().decode()
     except UnicodeDecodeError:  # a module in an older encoding, which the user cannot be asked to convert
@@ -118,10 +122,9 @@ def _json_lines(source: Source, column: str) -> Iterator[str]:
             raise DataError(f"{source.name}: line {number} is not JSON; correct or remove it") from error
         if not isinstance(record, dict) or column not in record:
             keys = ", ".join(cast(dict[str, Any], record)) if isinstance(record, dict) else "no keys"
-            raise DataError(
-                f"{source.name}: line {number} has no `{column}`; set data.column to one of: {keys}"
-            )
+            raise DataError(f"{source.name}: line {number} has no `{column}`; set data.column to one of: {keys}")
         text = cast(Any, record[column])
+        # JSON can hold half a surrogate pair, for which UTF-8 has no bytes.
         if not isinstance(text, str | None) or (text and re.search("[\ud800-\udfff]", text)):
             raise DataError(f"{source.name}: line {number}: `{column}` is not a text; correct or remove it")
         if text:
@@ -129,6 +132,7 @@ def _json_lines(source: Source, column: str) -> Iterator[str]:
 
 
 def _lines(source: Source) -> Iterator[str]:
+    """Lines as JSON has them: they end at a newline and at no other of Unicode's line ends."""
     held: list[str] = []  # a list, so that a line of many chunks is joined once
     for chunk in _characters(source):
         first, *rest = chunk.split("\n")
@@ -149,9 +153,8 @@ def _parquet_rows(source: Source, column: str) -> Iterator[str]:
             raise DataError(f"{source.name}: has no column `{column}`; set data.column to one of: {names}")
         kind = parquet.schema_arrow.field(column).type
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
-            raise DataError(
-                f"{source.name}: column `{column}` holds {kind}; set data.column to a text column"
-            )
+            raise DataError(f"{source.name}: column `{column}` holds {kind}; set data.column to a text column")
+        # A thousand rows at a time: a row group may hold millions.
         for batch in parquet.iter_batches(batch_size=1_000, columns=[column]):
             yield from (text for text in batch.column(0).to_pylist() if text)
 

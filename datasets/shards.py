@@ -15,6 +15,7 @@ from .splits import Part, Piece
 
 FORMAT = 1
 SHARD_TOKENS = 100_000_000
+"""Tokens in a full shard: 200 MB as uint16."""
 
 
 class Shard(BaseModel, frozen=True, extra="forbid"):
@@ -73,6 +74,7 @@ class TokenStream:
         windows = np.empty((len(starts), length), dtype=np.int64)
         first = np.searchsorted(self._ends, starts, side="right")
         last = np.searchsorted(self._ends, starts + length - 1, side="right")
+        # Nearly all windows lie within one shard, where a strided view gathers them row by row in C.
         for index in np.unique(first[first == last]):
             rows = np.flatnonzero((first == index) & (last == index))
             shard = self._shards[index]
@@ -83,6 +85,7 @@ class TokenStream:
         return windows
 
     def _across(self, start: int, length: int) -> np.ndarray:
+        """The window from `start`, put together from its shards (an empty slice from each other one)."""
         parts: list[np.ndarray] = []
         for end, shard in zip(self._ends.tolist(), self._shards, strict=True):
             begin = end - len(shard)
@@ -118,6 +121,7 @@ class ShardWriter:
             tokens = tokens[room:]
 
     def _append(self, tokens: np.ndarray) -> None:
+        # Opened anew for each batch, so that nothing is left open when a later pass fails.
         with _shard_path(self._folder, self._part, len(self._shards)).open("ab") as handle:
             handle.write(tokens.tobytes())
         self._digest.update(tokens.tobytes())
@@ -174,6 +178,7 @@ def open_shards(folder: Path, manifest: Manifest, part: Part, verify: bool) -> l
             raise damaged(path)
         if verify and sha256(path) != shard.sha256:
             raise damaged(path)
+        # A plain array over the map: a memmap's own slicing is slow.
         shards.append(np.asarray(np.memmap(path, dtype=dtype, mode="r")))
     if sum(shard.tokens for shard in described.shards) != described.tokens:
         raise damaged(folder / "manifest.json")

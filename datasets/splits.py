@@ -47,7 +47,7 @@ class Split:
                 last = part
 
     def _divided(self, source: Source, cut: int) -> Iterator[tuple[str, Part]]:
-        seen = 0
+        seen = 0  # characters, or documents, of this source so far
         for text in read(source, self.column):
             if self.threshold is not None:
                 yield text, "validation" if content_hash(text) < self.threshold else "training"
@@ -68,14 +68,13 @@ def content_hash(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def survey(
-    sources: list[Source], column: str, validation: float | str, progress: Callable[[int, int], None]
-) -> Split:
+def survey(sources: list[Source], column: str, validation: float | str, progress: Callable[[int, int], None]) -> Split:
     """Read a corpus once and fix its division; `progress` gets (done, total) bytes of its files."""
     file_bytes = [source.path.stat().st_size for source in sources]
     lengths: list[int] = []
     total_bytes, lowest, highest = 0, HASH_RANGE, -1
     for index, source in enumerate(sources):
+        # Equal hashes are equal texts: the lowest and highest are all that a tiny corpus needs to know.
         before, length, read_bytes = sum(file_bytes[:index]), 0, 0
         for text in read(source, column):
             length += 1 if source.is_documents else len(text)
@@ -93,9 +92,7 @@ def survey(
         kept = 1 - Fraction(validation.removeprefix("last ").removesuffix("%")) / 100
         cuts = [int(length * kept) for length in lengths]
         if not any(cuts) or cuts == lengths:
-            raise DataError(
-                f"{sources[0].name}: too short to keep the {validation} for validation; give more text"
-            )
+            raise DataError(f"{sources[0].name}: too short to keep the {validation} for validation; give more text")
         return Split(sources, column, total_bytes, None, cuts)
     if lowest >= highest:
         raise DataError(

@@ -27,6 +27,7 @@ from .splits import PARTS, Part, Piece, Split, survey
 from .vocabulary import Vocabulary, is_trained, make_vocabulary
 
 BATCH_CHARACTERS = 1_000_000
+"""Text that is encoded at once."""
 
 Progress = Callable[[str, int, int], None]
 """Gets the stage, and the bytes done and in total."""
@@ -34,7 +35,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class PreparedText:
-    """A corpus in tokens, ready to train on."""
+    """A corpus in tokens, ready to train on. Its arrays are memory-mapped: processes share one copy."""
 
     folder: Path
     fingerprint: str
@@ -61,6 +62,7 @@ def prepare(data: TextData, cache: Path, progress: Progress | None = None) -> Pr
     folder = cache / f"text-{fingerprint}"
 
     def fill(partial: Path) -> None:
+        """Write the folder; a corpus that changed meanwhile would be kept under a fingerprint not its own."""
         _write(partial, data, sources, fingerprint, progress or (lambda *_: None))
         if _fingerprint(data, sources) != fingerprint:
             raise DataError(f"corpus {_name(data.corpus)}: changed while it was read; prepare it again")
@@ -71,10 +73,12 @@ def prepare(data: TextData, cache: Path, progress: Progress | None = None) -> Pr
 
 def _fingerprint(data: TextData, sources: list[Source]) -> str:
     """Of all that decides the tokens; the sequence length does not."""
+    # The corpus counts as the files it is now, not as the words that named them.
     settings = data.model_dump(mode="json", exclude={"corpus", "sequence_length"})
     settings |= {"format": FORMAT, "corpus": [source.identity() for source in sources]}
     if isinstance(data.vocabulary, str) and (path := Path(data.vocabulary).expanduser()).exists():
         files = sorted(entry for entry in path.iterdir() if entry.is_file()) if path.is_dir() else [path]
+        # A pretrained tokenizer on disk counts by content: it may be edited, and lie elsewhere next time.
         settings["tokenizer"] = [(file.name, sha256(file)) for file in files if _is_tokenizer(file)]
     return hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=8).hexdigest()
 
@@ -88,6 +92,7 @@ def _name(corpus: str | tuple[str, ...]) -> str:
 
 
 def _write(folder: Path, data: TextData, sources: list[Source], fingerprint: str, progress: Progress) -> None:
+    """Three passes over the corpus, since none fits in memory: its division, its vocabulary, its tokens."""
     split = survey(sources, data.column, data.validation, lambda done, total: progress("read", done, total))
     vocabulary = _vocabulary(data.vocabulary, split, progress)
     vocabulary.save(folder / "tokenizer.json")
@@ -110,6 +115,8 @@ def _write(folder: Path, data: TextData, sources: list[Source], fingerprint: str
 
 
 def _vocabulary(setting: int | str, split: Split, progress: Progress) -> Vocabulary:
+    """The vocabulary of a setting; validation text has no say in it."""
+
     def training_texts() -> Iterator[str]:
         done = 0
         for piece in split.pieces():
@@ -121,9 +128,8 @@ def _vocabulary(setting: int | str, split: Split, progress: Progress) -> Vocabul
     return make_vocabulary(setting, training_texts() if is_trained(setting) else (), split.total_bytes)
 
 
-def _encode(
-    split: Split, vocabulary: Vocabulary, writers: dict[Part, ShardWriter], progress: Progress
-) -> None:
+def _encode(split: Split, vocabulary: Vocabulary, writers: dict[Part, ShardWriter], progress: Progress) -> None:
+    """Encode the corpus batch by batch: large enough for all cores, small beside the memory of a machine."""
     batch: list[Piece] = []
     characters = done = 0
 
@@ -149,13 +155,13 @@ def _encode(
 def open_prepared(folder: Path, verify: bool = False) -> PreparedText:
     """A folder that `prepare` made; its sizes are checked, with `verify` also every byte, else DataError."""
     manifest = read_manifest(folder)
+    # Sizes are always checked, for they cost nothing; so is the tokenizer, which is small.
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file() or sha256(tokenizer) != manifest.vocabulary_sha256:
         raise damaged(tokenizer)
     name = _name(cast(Any, manifest.settings.get("corpus", folder.name)))
     streams = {
-        part: TokenStream(f"the {part} part of {name}", open_shards(folder, manifest, part, verify))
-        for part in PARTS
+        part: TokenStream(f"the {part} part of {name}", open_shards(folder, manifest, part, verify)) for part in PARTS
     }
     return PreparedText(
         folder=folder,

@@ -146,9 +146,7 @@ def pretrained(name: str) -> Vocabulary:
         file = path / "tokenizer.json" if path.is_dir() else path
         return _with_end(name, _tokenizer_from(file), _config_ends(file.with_name("tokenizer_config.json")))
     if not _is_hub_name(name):
-        raise DataError(
-            f"vocabulary {name}: no such file or folder; give a tokenizer.json, or a size to train"
-        )
+        raise DataError(f"vocabulary {name}: no such file or folder; give a tokenizer.json, or a size to train")
     try:
         file = Path(hub.hf_hub_download(name, "tokenizer.json"))
         config = Path(hub.hf_hub_download(name, "tokenizer_config.json"))

@@ -24,7 +24,9 @@ app = typer.Typer(
     help="Sweeps over small models trained from scratch, on the cards you own.",
 )
 
-File = Annotated[str, typer.Argument(help="A sweep or training file, or the name of a ready sweep.", show_default=False)]
+File = Annotated[
+    str, typer.Argument(help="A sweep or training file, or the name of a ready sweep.", show_default=False)
+]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a dotted key of the file.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the folder that is there.")]
 New = Annotated[bool, typer.Option("--new", help="Leave the folder that is there, begin another beside it.")]

@@ -20,7 +20,10 @@ Keys = tuple[str | int, ...]
 
 _NUMBER = re.compile(r"([-+]?(?:\d[\d_]*)?(?:\.\d*)?(?:[eE][-+]?\d+)?)([kMB%smhd]?)")
 _SCALE = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9, "%": 0.01, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str int float bool null map seq timestamp value merge").split()}
+_PLAIN_TAGS = {
+    f"tag:yaml.org,2002:{name}"
+    for name in ("str", "int", "float", "bool", "null", "map", "seq", "timestamp", "value", "merge")
+}
 
 
 class WrongInput(Exception):
@@ -177,9 +180,7 @@ def validate(model: type[BaseModel], values: dict[str, Any], document: Document,
     except ValidationError as error:
         found = error.errors()
         # A missing key comes last: where one is misspelt, it is the misspelling that a person wants to hear of.
-        found.sort(
-            key=lambda e: (e["type"] == "missing", document.places[_in_document(document, prefix, e["loc"])][0])
-        )
+        found.sort(key=lambda e: (e["type"] == "missing", document.places[_in_document(document, prefix, e["loc"])][0]))
         raise _explain(model, values, document, prefix, found[0]) from None
 
 

@@ -41,7 +41,9 @@ def open_sweep(
         return with_name(asked, next(name for name in names if not (runs / name).exists())), {}
     command = f"rigsweep {'train' if training else 'sweep'} {name_or_path}"
     if not resume:
-        raise WrongInput(f"{folder} exists: go on with it by `{command} --resume`, or begin beside it by `{command} --new`")
+        raise WrongInput(
+            f"{folder} exists: go on with it by `{command} --resume`, or begin beside it by `{command} --new`"
+        )
     if not (folder / _SETTINGS).is_file():
         raise WrongInput(f"{folder} is not a sweep's folder; begin beside it by `{command} --new`")
     differing = changed(read_sweep(folder), asked)

@@ -120,7 +120,12 @@ class Record:
             trial.node, trial.cards = event["node"], event["cards"]
         elif kind == "report":
             trial.reports[event["examples"]] = Report(
-                event["examples"], event.get("total", event["examples"]), event["flops"], event["seconds"], event["metrics"], event["time"]
+                event["examples"],
+                event.get("total", event["examples"]),
+                event["flops"],
+                event["seconds"],
+                event["metrics"],
+                event["time"],
             )
         elif kind in ("lost", "interrupted"):
             trial.state, trial.reason = "interrupted", event["reason"]
@@ -157,7 +162,9 @@ class History:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._file.close()
-            raise WrongInput(f"{path.parent}: this sweep is running in another process; wait for it, or stop it") from None
+            raise WrongInput(
+                f"{path.parent}: this sweep is running in another process; wait for it, or stop it"
+            ) from None
         self._cut_torn_line()
         self.record = Record()
         self.listeners: list[Callable[[Event], None]] = []

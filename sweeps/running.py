@@ -62,7 +62,14 @@ class Outcome:
 
 
 def run(
-    sweep: Sweep, runs: Path, cache: Path, show: Show, *, cards: int | None, threads: int | None, edited: dict[str, Any] | None = None
+    sweep: Sweep,
+    runs: Path,
+    cache: Path,
+    show: Show,
+    *,
+    cards: int | None,
+    threads: int | None,
+    edited: dict[str, Any] | None = None,
 ) -> Outcome:
     """Run a sweep in its folder (made or resumed) to its end, a limit, or Ctrl-C. Raises `WrongInput`.
 
@@ -79,7 +86,10 @@ def run(
             return _finish(sweep, folder, history.record, "complete", "every trial is over")
         _check_disk(folder)
         found = find_cards(use=cards, threads=threads)
-        with _chatter_to_log(folder), hold_cards(found, lambda card, who: show.note(f"waiting for {card.name}, held by {who}")):
+        with (
+            _chatter_to_log(folder),
+            hold_cards(found, lambda card, who: show.note(f"waiting for {card.name}, held by {who}")),
+        ):
             return _run_on(sweep, folder, cache, show, history, found)
     finally:
         history.close()
@@ -225,12 +235,8 @@ def budgets(sweep: Sweep, cache: Path) -> list[float]:
     if sweep.settings.early_stopping.rule == "none":
         return []
     for corner in sweep.space.corners_that_change("budget", "model", "data", "batch"):
-        training = sweep.training(corner)
-        simple = training.budget.examples if by == "examples" else training.budget.flops
-        if simple is None:
-            examples, flops = registry.budget(sweep.settings.trainable, training, cache)
-            simple = examples if by == "examples" else flops
-        found.add(float(simple))
+        examples, flops = registry.budget(sweep.settings.trainable, sweep.training(corner), cache)
+        found.add(examples if by == "examples" else flops)
     return sorted(found)
 
 

@@ -19,7 +19,9 @@ def sample_run(run: str, runs: Path, cache: Path, overrides: tuple[str, ...] = (
     sweep, trial = folders.read_sweep(folder), folders.record_of(folder).trials[number]
     for override in overrides:
         if not override.startswith(("sampling.", "seed=")):
-            raise WrongInput(f"--set {override}: a sample is drawn with other settings under `sampling.`, or another seed")
+            raise WrongInput(
+                f"--set {override}: a sample is drawn with other settings under `sampling.`, or another seed"
+            )
     document = files.Document(str(folder / "sweep.yaml"), {"base": sweep.space.base})
     files.override(document, *(f"base.{override}" for override in overrides))
     training = sweep.training(trial.parameters, trial.number - trial.group * sweep.settings.repeats)

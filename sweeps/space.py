@@ -183,7 +183,9 @@ def read_space(document: Document, model: type[Training]) -> Space:
     for key, told in search.items():
         if key not in keys:
             inner = model_at(model, tuple(key.split(".")))
-            message = f"is a section; search one of its keys: {', '.join(all_keys(inner, f'{key}.'))}" if inner else None
+            message = (
+                f"is a section; search one of its keys: {', '.join(all_keys(inner, f'{key}.'))}" if inner else None
+            )
             raise document.wrong(("search", key), message or _no_such(key, keys))
         if is_expression(told):
             derived[key] = told

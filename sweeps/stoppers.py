@@ -64,7 +64,7 @@ class Asha:
         if place <= kept:
             return None
         where = f" with {stopping.within} = {group}" if stopping.within else ""
-        amount = f"{rung:,.0f} examples" if stopping.by == "examples" else f"{rung:.2g} FLOPs"
+        amount = f"{report.flops:.2g} FLOPs" if stopping.by == "flops" else f"{report.examples:,} examples"
         best = values[ranked[0]]
         return (
             f"{objective.metric} {values[trial.number]:.4g} at {amount}: place {place} of {len(ranked)}{where}, "

@@ -99,17 +99,13 @@ def check(document: Document, name: str) -> Sweep:
     known = registry.names()
     if settings.trainable not in known:
         near = files.nearest(settings.trainable, known)
-        raise document.wrong(
-            ("trainable",), f"allowed: {', '.join(known)}, found {settings.trainable}{near}"
-        )
+        raise document.wrong(("trainable",), f"allowed: {', '.join(known)}, found {settings.trainable}{near}")
     model = registry.settings_class(settings.trainable)
     goals = model.METRICS
     objective = settings.objective
     if objective.metric not in goals:
         near = files.nearest(objective.metric, list(goals))
-        raise document.wrong(
-            ("objective", "metric"), f"allowed: {', '.join(goals)}, found {objective.metric}{near}"
-        )
+        raise document.wrong(("objective", "metric"), f"allowed: {', '.join(goals)}, found {objective.metric}{near}")
     if objective.goal != goals[objective.metric]:
         raise document.wrong(
             ("objective", "goal"), f"{objective.metric} is to {goals[objective.metric]}, found {objective.goal}"

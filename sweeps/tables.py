@@ -76,7 +76,7 @@ def trials_table(
 ) -> Table:
     """One row a trial."""
     keys = [dimension.key for dimension in sweep.space.dimensions]
-    table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
+    table = Table(box=None, pad_edge=False, header_style="dim", expand=True)
     table.add_column("trial", justify="right", no_wrap=True)
     for key in keys:
         table.add_column(short(key, keys), justify="right", no_wrap=True)

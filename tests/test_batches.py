@@ -89,9 +89,7 @@ def test_a_stream_of_hardly_a_row_still_gives_rows(tokens: int):
 
 
 def test_a_stream_shorter_than_a_row_is_refused():
-    with pytest.raises(
-        DataError, match=r"the training part of x has 64 tokens, fewer than one row of 64 "
-    ) as e:
+    with pytest.raises(DataError, match=r"the training part of x has 64 tokens, fewer than one row of 64 ") as e:
         TextRows(stream(64), 64, seed=0)
     assert "\n" not in str(e.value)
 

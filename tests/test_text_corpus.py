@@ -243,9 +243,7 @@ def test_a_hub_corpus_is_read_from_the_hubs_cache(tmp_path: Path, monkeypatch: p
     assert "no file to read matches" in refusal("hf://datasets/o/n/data/*.jsonl")
 
 
-@pytest.mark.parametrize(
-    "name", ["hf://datasets/o/n", "hf://models/o/n/*.txt", "hf://datasets/o/n/../../*.txt"]
-)
+@pytest.mark.parametrize("name", ["hf://datasets/o/n", "hf://models/o/n/*.txt", "hf://datasets/o/n/../../*.txt"])
 def test_a_wrong_hub_name_says_how_to_write_it(name: str):
     assert "write hf://datasets/<owner>/<name>/<glob>" in refusal(name)
 

@@ -66,9 +66,7 @@ def test_decoding_half_a_character_does_not_fail(bpe: Vocabulary):
 
 
 def test_han_runs_are_words_apart_from_punctuation_and_latin():
-    words = byte_pairs(CHINESE, 257)._tokenizer.pre_tokenizer.pre_tokenize_str(
-        "他说：“你好world”I'll go2024年"
-    )
+    words = byte_pairs(CHINESE, 257)._tokenizer.pre_tokenizer.pre_tokenize_str("他说：“你好world”I'll go2024年")
     spans = ["他说：“你好world”I'll go2024年"[start:end] for _, (start, end) in words]
     assert spans == ["他说", "：“", "你好", "world", "”I", "'ll", " go", "202", "4", "年"]
 
@@ -139,9 +137,7 @@ def test_code_in_a_tokenizers_folder_is_not_run(tmp_path: Path):
     trap = tmp_path / "trap.py"
     trap.write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\nclass Trap: pass\n")
     mapping = {"AutoTokenizer": ["trap.Trap", None]}
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({"auto_map": mapping, "tokenizer_class": "Trap"})
-    )
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": mapping, "tokenizer_class": "Trap"}))
     (tmp_path / "config.json").write_text(json.dumps({"auto_map": mapping, "model_type": "trap"}))
     with pytest.raises(DataError, match=r"give a folder with a tokenizer\.json"):
         pretrained(str(tmp_path))

@@ -36,9 +36,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 def settings(corpus: Path, /, **changes: object) -> TextData:
-    return TextData.model_validate(
-        {"corpus": str(corpus), "vocabulary": 400, "validation": "last 10%"} | changes
-    )
+    return TextData.model_validate({"corpus": str(corpus), "vocabulary": 400, "validation": "last 10%"} | changes)
 
 
 def text_of(prepared: PreparedText, part: str) -> str:
@@ -56,9 +54,7 @@ def test_the_parts_decode_to_the_texts_with_one_token_between_files(corpus: Path
     texts = [(corpus / f"{name}.txt").read_text(encoding="utf-8") for name in "ab"]
     cuts = [len(text) * 9 // 10 for text in texts]
     between = prepared.vocabulary.decode([prepared.vocabulary.end_of_document])
-    assert text_of(prepared, "training") == between.join(
-        text[:cut] for text, cut in zip(texts, cuts, strict=True)
-    )
+    assert text_of(prepared, "training") == between.join(text[:cut] for text, cut in zip(texts, cuts, strict=True))
     whole = between.join(text[cut:] for text, cut in zip(texts, cuts, strict=True))
     if vocabulary == 400:
         assert text_of(prepared, "validation") == whole
@@ -105,9 +101,7 @@ def test_a_vocabulary_of_more_than_65536_is_stored_wide(corpus: Path, cache: Pat
     tokenizer["model"]["vocab"] |= {f"filler{number}": number for number in range(far, 70_000)}
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     wide = prepare(settings(corpus, vocabulary=str(tmp_path / "tokenizer.json")), cache)
-    assert (
-        wide.manifest.dtype == "uint32" and wide.vocabulary.size == 70_000 and made.manifest.dtype == "uint16"
-    )
+    assert wide.manifest.dtype == "uint32" and wide.vocabulary.size == 70_000 and made.manifest.dtype == "uint16"
     assert text_of(wide, "training") == text_of(made, "training")
 
 

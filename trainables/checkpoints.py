@@ -40,9 +40,7 @@ class Saved:
     """Every evaluation so far: what follows the trial may have missed the last ones."""
 
 
-def save(
-    folder: Path, saved: Saved, model: nn.Module, ema: nn.Module | None, optimizer: torch.optim.Optimizer
-) -> Path:
+def save(folder: Path, saved: Saved, model: nn.Module, ema: nn.Module | None, optimizer: torch.optim.Optimizer) -> Path:
     """Write a checkpoint into the folder of a trial's checkpoints; returns its own folder."""
     final = folder / f"{saved.progress.examples:012d}"
     temporary = folder / f".new-{final.name}"

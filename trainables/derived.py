@@ -36,6 +36,20 @@ class Derived:
         """Micro-batches in one optimizer step."""
         return math.ceil(self.rows_per_step / self.micro_rows)
 
+    def as_dict(self) -> dict[str, float]:
+        """Everything, for `plan`."""
+        return {
+            "parameters_count": self.parameters,
+            "flops_per_example": self.flops_per_example,
+            "steps": self.steps,
+            "rows_per_step": self.rows_per_step,
+            "micro_rows": self.micro_rows,
+            "accumulation": self.accumulation,
+            "evaluations": len(self.evaluation_steps),
+            "examples": self.examples,
+            "flops": self.flops,
+        }
+
     @property
     def flops(self) -> float:
         """FLOPs of the whole training."""

@@ -4,11 +4,12 @@ Shape suffixes: b rows, t tokens, c width, h heads, d head width, l layers, v vo
 has the shape (rows, heads, tokens, head width).
 """
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ..datasets.batches import TextRows
-from ..datasets.tokens import prepare
+from ..datasets.settings import TextData
+from ..datasets.tokens import PreparedText, prepare
 from .gpt_settings import GPTModel, GPTTraining
+from .settings import Training
 from .task import Batch, Role, Samples
 from .text_generation import Cache, generate
 
@@ -306,6 +309,12 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
         model.train(training)
 
 
+@functools.lru_cache(maxsize=4)
+def _opened(data: TextData, cache: Path) -> PreparedText:
+    # Once a process: a lane's next trial neither hashes the shards again nor looks at the corpus.
+    return prepare(data, cache)
+
+
 class GPTTask:
     """A GPT trained to predict the next token of a text (see `Task`)."""
 
@@ -315,12 +324,27 @@ class GPTTask:
         A corpus too short for one row is a DataError here, not at the first evaluation.
         """
         self.training = training
-        self.text = prepare(training.data, cache)
+        self.text = _opened(training.data, cache)
         self.examples_per_row = length = training.data.sequence_length
         self._training_rows = TextRows(self.text.training, length, training.seed)
         validation_rows = TextRows(self.text.validation, length, seed=0)
         count = max(1, training.evaluation.examples // length)
         self._validation_rows = torch.from_numpy(validation_rows.fixed_rows(count))
+
+    @classmethod
+    def prepare(
+        cls, training: Training, cache: Path, progress: Callable[[str, int, int], None]
+    ) -> dict[str, Any]:
+        """Prepare the corpus; what there is of it, for a person."""
+        assert isinstance(training, GPTTraining)
+        text = prepare(training.data, cache, progress)
+        train, held_out = len(text.training), len(text.validation)
+        return {
+            "corpus": ", ".join([training.data.corpus] if isinstance(training.data.corpus, str) else training.data.corpus),
+            "tokens": f"{train:,} for training, {held_out:,} for validation",
+            "vocabulary": f"{text.vocabulary.size:,} entries, {text.bytes_per_token('training'):.2f} bytes a token",
+            "prepared in": str(text.folder),
+        }
 
     def build(self) -> GPT:
         """A model with the weights of the training's seed, on the current default device."""

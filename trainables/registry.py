@@ -32,9 +32,7 @@ def settings_class(name: str) -> type[Training]:
     return importlib.import_module(f".{name}_settings", __package__).SETTINGS
 
 
-def prepare(
-    name: str, training: Training, cache: Path, progress: "Callable[[str, int, int], None]"
-) -> dict[str, Any]:
+def prepare(name: str, training: Training, cache: Path, progress: "Callable[[str, int, int], None]") -> dict[str, Any]:
     """Prepare a training's data, once for all trials that share it; returns what there is of it, in words.
 
     `progress(stage, done_bytes, total_bytes)` is called now and then. Nothing to prepare: an empty answer.
@@ -58,6 +56,17 @@ def task(name: str, training: Training, cache: Path) -> "Task | None":
     """The trainable's task; None where it has none."""
     module = importlib.import_module(f".{name}", __package__)
     return module.TASK(training, cache) if hasattr(module, "TASK") else None
+
+
+def numbers(name: str, job: "Job") -> dict[str, Any]:
+    """What a job comes to, as `derived.Derived` names it: steps, micro-batch, FLOPs; trains nothing."""
+    from .derived import derive
+
+    training, found = job.settings(), task(name, job.settings(), Path(job.cache))
+    if found is None:
+        module = importlib.import_module(f".{name}", __package__)
+        return module.derived(training, job).as_dict()
+    return derive(found, training, job).as_dict()
 
 
 def load(name: str) -> "Callable[[Job, Door], Ending]":

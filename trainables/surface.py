@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .derived import evaluation_steps, steps_for
+from .derived import Derived, evaluation_steps, steps_for
 from .door import Door, Ending, Progress
 from .surface_settings import SurfaceTraining
 from .trial import Job
@@ -33,14 +33,27 @@ def count(training: SurfaceTraining) -> tuple[int, float]:
     return training.model.width**2, 6.0 * training.model.width**2
 
 
+def derived(training: SurfaceTraining, job: Job) -> Derived:
+    """What a training comes to."""
+    parameters, flops_per_example = count(training)
+    steps = steps_for(training, flops_per_example, parameters)
+    return Derived(
+        parameters=parameters,
+        flops_per_example=flops_per_example,
+        steps=steps,
+        rows_per_step=training.batch.examples,
+        micro_rows=training.batch.examples,
+        evaluation_steps=evaluation_steps(training, steps, job.rungs, job.rungs_by, flops_per_example),
+        examples=steps * training.batch.examples,
+    )
+
+
 def train(job: Job, door: Door) -> Ending:
     """Walk along the curve, reporting as a training would."""
     training = job.settings()
     assert isinstance(training, SurfaceTraining)
-    parameters, flops_per_example = count(training)
-    steps = steps_for(training, flops_per_example, parameters)
-    batch = training.batch.examples
-    evaluate_at = evaluation_steps(training, steps, job.rungs, job.rungs_by, flops_per_example)
+    numbers = derived(training, job)
+    steps, batch = numbers.steps, training.batch.examples
     checkpoint = Path(job.folder) / "checkpoints" / "surface.json"
     checkpoint.parent.mkdir(exist_ok=True)
     done, evaluations = json.loads(checkpoint.read_text()) if checkpoint.exists() else (0, [])
@@ -48,7 +61,7 @@ def train(job: Job, door: Door) -> Ending:
 
     def progress(step: int) -> Progress:
         examples = step * batch
-        return Progress(examples, steps * batch, examples * flops_per_example, time.monotonic() - started)
+        return Progress(examples, numbers.examples, examples * numbers.flops_per_example, time.monotonic() - started)
 
     for step, metrics in evaluations:
         if step * batch not in job.recorded:
@@ -61,7 +74,7 @@ def train(job: Job, door: Door) -> Ending:
             time.sleep(training.model.seconds_per_step)
         if ending := _fault(training, step / steps, Path(job.folder)):
             return ending
-        if step in evaluate_at:
+        if step in numbers.evaluation_steps:
             noise = np.random.default_rng((training.seed, step)).normal() * training.model.noise
             loss = loss_at(training, step / steps) + noise
             metrics = {"loss": loss, "validation/loss": loss, "validation/accuracy": math.exp(-loss)}

@@ -73,7 +73,11 @@ def _ending(error: Exception) -> Ending:
     """What an exception means for its trial."""
     words = str(error).strip().splitlines()
     reason = f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in reason:
+    if (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in reason
+    ):
         return Ending("out_of_memory", reason[:300])
     return Ending("failed", reason[:300])
 

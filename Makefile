@@ -1,0 +1,44 @@
+# Everything sets itself up in .venv on a fresh machine, and can be run again.
+
+PYTHON ?= python3
+# The version that is tested. Without an NVIDIA card, give the CPU build of it where you have an index for that.
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+
+.PHONY: quickstart test lint types bench clean
+
+quickstart: .venv/installed
+	$(BIN)/rigsweep sweep quickstart --resume
+
+test: .venv/installed-test
+	$(BIN)/python -m pytest
+
+lint: .venv/installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/installed-test
+	$(BIN)/basedpyright
+
+bench: .venv/installed-test
+	$(BIN)/python -P tests/benchmarks/run.py
+
+# torch first and alone: where a machine offers its own build, the other packages then take that one.
+.venv/torch:
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade "pip>=24"
+	$(BIN)/pip install --quiet "$(TORCH)"
+	@touch $@
+
+SOURCES := pyproject.toml README.md $(wildcard cluster/* datasets/* trainables/* sweeps/*)
+
+.venv/installed: .venv/torch $(SOURCES)
+	$(BIN)/pip install --quiet .
+	@touch $@
+
+.venv/installed-test: .venv/installed
+	$(BIN)/pip install --quiet ".[test,lint]"
+	@touch $@
+
+clean:
+	rm -rf .venv build *.egg-info

@@ -1,0 +1,154 @@
+"""The MLflow store of a runs folder, and what is known of it without opening it.
+
+`mlflow.json` in a sweep's folder keeps how far MLflow has it:
+
+    store, sweep                where it was written, and which sweep it was (its first event's milliseconds)
+    experiment, parent, runs    ids; `runs` by trial
+    history                     the byte up to which events are in MLflow
+    metrics, samples            of trials that are still looked at: the byte, and the files, in MLflow
+"""
+
+import fcntl
+import json
+import logging
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .files import WrongInput
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Store:
+    """Where MLflow keeps things: `artifacts` is None where a server decides."""
+
+    uri: str
+    artifacts: Path | None = None
+
+    @classmethod
+    def of(cls, runs: Path) -> "Store":
+        """`MLFLOW_TRACKING_URI` where it is set, else SQLite and a folder under `runs`."""
+        if uri := os.environ.get("MLFLOW_TRACKING_URI"):
+            return cls(uri)
+        runs = runs.resolve()
+        return cls(f"sqlite:///{runs / 'mlflow.db'}", runs / "artifacts")
+
+    @property
+    def file(self) -> Path | None:
+        """The SQLite file, if it is one."""
+        path = self.uri.removeprefix("sqlite:///").partition("?")[0]
+        return Path(path) if self.uri.startswith("sqlite:///") else None
+
+    def identity(self) -> int:
+        """Another number once the SQLite file has been deleted and begun anew; 0 where there is none."""
+        try:
+            return self.file.stat().st_ino if self.file else 0
+        except FileNotFoundError:
+            return -1
+
+    def open(self) -> "MlflowClient":
+        """A client; the tables are made where there are none. Raises what MLflow raises."""
+        _quieten()
+        from mlflow import MlflowClient
+
+        if not self.file:
+            return MlflowClient(self.uri)
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        # Two processes that meet an empty store would both create its tables, and one would fail.
+        with self.file.with_name(f"{self.file.name}.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.file.touch()
+            client = MlflowClient(f"{self.uri}?timeout={_seconds(self.identity())}")
+            client.search_experiments(max_results=1)
+        return client
+
+
+_seen_stores: list[int] = []
+
+
+def _seconds(identity: int) -> int:
+    # MLflow keeps one engine an address for the life of the process, with its connections to a file that may
+    # have been deleted since; another time-out makes another address. (Waiting itself is MLflow's 20 s, and
+    # the next `catch_up`.)
+    if identity not in _seen_stores:
+        _seen_stores.append(identity)
+    return 60 + _seen_stores.index(identity)
+
+
+def _quieten() -> None:
+    """Switch off MLflow's usage reporting and chatter, and retries of its own: `catch_up` is the retry."""
+    for name, value in {
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    }.items():
+        os.environ.setdefault(name, value)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    # It logs the traceback of what it raises; here that is told once, by `catch_up`.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+
+
+@dataclass
+class State:
+    """`mlflow.json`; see the module. A cache: without it the same is found in the store."""
+
+    store: str = ""
+    sweep: str = ""
+    experiment: str = ""
+    parent: str = ""
+    runs: dict[int, str] = field(default_factory=dict)
+    history: int = 0
+    metrics: dict[int, int] = field(default_factory=dict)
+    samples: dict[int, list[str]] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path) -> "State":
+        """The file, or nothing yet."""
+        if not path.exists():
+            return cls()
+        try:
+            told = json.loads(path.read_text(encoding="utf-8"))
+            for name in ("runs", "metrics", "samples"):
+                told[name] = {int(number): value for number, value in told[name].items()}
+            return cls(**told)
+        except (ValueError, TypeError, KeyError) as error:
+            _log.warning("%s is damaged (%s) and is made anew", path, error)
+            return cls()
+
+    def save(self, path: Path) -> None:
+        """Replace the file in one step."""
+        temporary = path.with_name(f".{path.name}")
+        temporary.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        temporary.replace(path)
+
+
+def run_ids(folder: Path) -> dict[int, str]:
+    """The MLflow run of each trial of a sweep, as far as they are known."""
+    return State.load(folder / "mlflow.json").runs
+
+
+def find_run(runs: Path, run_id: str) -> tuple[str, int]:
+    """Sweep and trial of an MLflow run. Raises `WrongInput` for one that is no trial, or not there."""
+    for file in runs.glob("*/mlflow.json"):  # without MLflow, which takes seconds to import
+        for number, known in State.load(file).runs.items():
+            if known == run_id:
+                return file.parent.name, number
+    client = Store.of(runs).open()
+    from mlflow.exceptions import MlflowException
+
+    try:
+        tags = client.get_run(run_id).data.tags
+    except MlflowException as error:
+        raise WrongInput(f"{run_id}: no such MLflow run") from error
+    if "rigsweep.trial" not in tags:
+        raise WrongInput(f"{run_id}: this MLflow run is no trial of a sweep")
+    return tags["rigsweep.sweep"], int(tags["rigsweep.trial"])

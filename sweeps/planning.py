@@ -1,0 +1,133 @@
+"""`rigsweep plan`: every derived number, the trials and the time they take, without training."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..cluster.cards import describe, find_cards
+from ..cluster.speed import card_speed
+from ..trainables import registry
+from .history import Trial
+from .running import budgets, make_job
+from .space import Parameters
+from .sweep import Sweep
+from .tables import count, duration, number, short
+
+_EFFICIENCY = 0.4
+"""Share of the measured matrix-product speed that a training is taken to reach: 35 to 45% is usual for an MFU."""
+_STOPPING = 0.45
+"""Share of the card time that early stopping is taken to leave (0.36 to 0.53 in simulations of 16 trials)."""
+
+
+def plan_sweep(
+    sweep: Sweep,
+    cache: Path,
+    preparing: Callable[[str, int, int], None],
+    *,
+    cards: int | None = None,
+    threads: int | None = None,
+) -> dict[str, Any]:
+    """The plan of a sweep or training, as plain data; data is prepared if it is not yet."""
+    found = find_cards(use=cards, threads=threads)
+    speed = card_speed(found[0], cache)
+    data = registry.prepare(sweep.settings.trainable, sweep.training({}), cache, preparing)
+    rungs = sweep.rungs(budgets(sweep, cache) or [1.0])
+    sections = ("budget", "model", "data", "batch")
+    corners: list[Parameters] = sweep.space.corners_that_change(*sections)
+    shapes = []
+    for parameters in [sweep.space.base_parameters(), *corners]:
+        trial = Trial(0, 0, 0, parameters, proposed=0.0)
+        job = make_job(sweep, trial, Path("plan"), cache, found[0], speed, rungs, None)
+        told = registry.numbers(sweep.settings.trainable, job)
+        seconds = told["flops"] / (job.measured_flops_per_second * _EFFICIENCY)
+        shown = {key: value for key, value in parameters.items() if key.split(".")[0] in sections}
+        shapes.append({"parameters": shown, "precision": job.precision, **told, "seconds": seconds})
+    trials = sweep.settings.trials * sweep.settings.repeats
+    kept = [shape for shape in shapes[1:] if shape["parameters"]] or shapes[:1]
+    card_seconds = trials * sum(shape["seconds"] for shape in kept) / len(kept)
+    stopping = bool(rungs) and trials > 1
+    return {
+        "sweep": sweep.name,
+        "question": sweep.settings.question,
+        "trainable": sweep.settings.trainable,
+        "cards": [card.name for card in found],
+        "machine": describe(found),
+        "measured_flops_per_second": {
+            "bf16": speed.bf16_flops_per_second,
+            "fp32": speed.fp32_flops_per_second,
+            "bf16_is_native": speed.bf16_is_native,
+        },
+        "data": data,
+        "base": shapes[0],
+        "shapes": kept,
+        "trials": trials,
+        "rungs": list(rungs),
+        "rungs_by": sweep.settings.early_stopping.by,
+        "efficiency": _EFFICIENCY,
+        "card_seconds": card_seconds,
+        "card_seconds_with_stopping": card_seconds * _STOPPING if stopping else card_seconds,
+        "wall_seconds": card_seconds * (_STOPPING if stopping else 1.0) / min(len(found), trials),
+    }
+
+
+def plan_table(plan: Mapping[str, Any]) -> RenderableType:
+    """The plan for a person."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim", justify="right")
+    facts.add_column()
+    measured, base = plan["measured_flops_per_second"], plan["base"]
+    facts.add_row("cards", plan["machine"])
+    native = "native" if measured["bf16_is_native"] else "emulated"
+    facts.add_row(
+        "measured", f"bf16 {_flops(measured['bf16'])}/s ({native}), fp32 {_flops(measured['fp32'])}/s, matrix products"
+    )
+    for key, value in plan["data"].items():
+        facts.add_row(key, str(value))
+    facts.add_row(
+        "base",
+        f"{base['steps']:,} steps of {base['rows_per_step']} rows in {base['accumulation']} × {base['micro_rows']}, "
+        f"{base['precision']}, evaluated {base['evaluations']} times",
+    )
+    if plan["rungs"]:
+        places = ", ".join(count(rung) for rung in plan["rungs"])
+        facts.add_row("compared at", f"{places} {'FLOPs' if plan['rungs_by'] == 'flops' else 'examples'}")
+    shapes = Table(box=None, pad_edge=False, header_style="dim")
+    keys = list(plan["shapes"][0]["parameters"])
+    for key in keys:
+        shapes.add_column(short(key, keys), justify="right")
+    for name in ("parameters", "examples", "FLOPs an example", "FLOPs", "micro-batch", "time"):
+        shapes.add_column(name, justify="right")
+    for shape in plan["shapes"]:
+        shapes.add_row(
+            *(number(shape["parameters"][key]) for key in keys),
+            f"{shape['parameters_count']:,}",
+            count(shape["examples"]),
+            _flops(shape["flops_per_example"]),
+            _flops(shape["flops"]),
+            f"{shape['accumulation']} × {shape['micro_rows']}",
+            duration(shape["seconds"]),
+        )
+    times = Table.grid(padding=(0, 2))
+    times.add_column(style="dim", justify="right")
+    times.add_column()
+    times.add_row("trials", str(plan["trials"]))
+    times.add_row(
+        "card time",
+        f"{duration(plan['card_seconds'])} to the end, about {duration(plan['card_seconds_with_stopping'])} "
+        f"with early stopping",
+    )
+    times.add_row("wall time", f"about {duration(plan['wall_seconds'])} on {plan['machine']}, start-up aside")
+    note = f"times are for {plan['efficiency']:.0%} of the measured speed; a short run of your own says more"
+    title = Text.assemble((plan["sweep"], "bold"), f"  {plan['question']}")
+    return Group(title, facts, Text(), shapes, Text(), times, Text(note, style="dim"))
+
+
+def _flops(value: float) -> str:
+    for scale, unit in ((1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP")):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value:.3g} FLOP"

@@ -1,0 +1,77 @@
+"""The JSON Schema of sweep files: editors complete keys and underline mistakes with it."""
+
+from typing import Any
+
+from ..trainables import registry
+from .files import all_keys
+from .settings import SweepSettings
+
+_NUMBER = r"^[-+]?[0-9._]+([eE][-+]?[0-9]+)?[kMB%smhd]?$|^=.*"
+
+
+def sweep_schema() -> dict[str, Any]:
+    """One schema for every trainable: `base` and the keys of `search` follow from `trainable`."""
+    schema = SweepSettings.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "rigsweep sweep"
+    definitions: dict[str, Any] = schema.setdefault("$defs", {})
+    schema["properties"]["trainable"] = {"enum": registry.names()}
+    schema["allOf"] = []
+    for name in registry.names():
+        model = registry.settings_class(name)
+        base = model.model_json_schema(ref_template="#/$defs/{model}")
+        definitions.update(base.pop("$defs", {}))
+        definitions[model.__name__] = base
+        searched = {key: {"$ref": "#/$defs/Dimension"} for key in all_keys(model)}
+        schema["allOf"].append(
+            {
+                "if": {"properties": {"trainable": {"const": name}}},
+                "then": {
+                    "properties": {
+                        "base": {"$ref": f"#/$defs/{model.__name__}"},
+                        "search": {"type": "object", "properties": searched, "additionalProperties": False},
+                    }
+                },
+            }
+        )
+    definitions["Dimension"] = _DIMENSION
+    return _with_units(schema)
+
+
+_WHEN = {"type": "object", "description": "The dimension exists only where these keys have these values."}
+_DIMENSION: dict[str, Any] = {
+    "anyOf": [
+        {
+            "type": "object",
+            "properties": {
+                "low": {"type": "number"},
+                "high": {"type": "number"},
+                "log": {"type": "boolean"},
+                "step": {"type": "number"},
+                "when": _WHEN,
+            },
+            "required": ["low", "high"],
+            "additionalProperties": False,
+        },
+        {
+            "type": "object",
+            "properties": {"choices": {"type": "array", "minItems": 1}, "when": _WHEN},
+            "required": ["choices"],
+            "additionalProperties": False,
+        },
+        {"type": "string", "pattern": "^=", "description": "A derived value: = 32 * model.layers"},
+    ]
+}
+
+
+def _with_units(node: Any) -> Any:
+    """Numbers may also be written 400k, 10%, 2h, or be derived; to an editor those are text."""
+    if isinstance(node, list):
+        return [_with_units(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    changed = {key: _with_units(value) for key, value in node.items()}
+    if changed.get("type") in ("number", "integer"):
+        described = {key: changed.pop(key) for key in ("title", "description", "default") if key in changed}
+        return {**described, "anyOf": [changed, {"type": "string", "pattern": _NUMBER}]}
+    return changed

@@ -1,0 +1,374 @@
+"""MLflow as a projection of a sweep: its history and its trials' folders, written by one process.
+
+What MLflow holds may be lost, or out of reach, at any time, and is then rebuilt. Nothing doubles, as points carry
+their recorded times and runs are found again by their tags. `mlflow.json` (`mlflow_store.State`) beside the
+history keeps how far it is. The steps of MLflow's charts are examples.
+"""
+
+import getpass
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .files import WrongInput
+from .folders import read_sweep
+from .history import Event, Record, Trial, read_with_offsets
+from .mlflow_store import State, Store, find_run, run_ids
+from .space import flatten
+from .sweep import Sweep
+from .trial_folders import Look, TrialFolder
+from .ui import comparison_address, comparison_view, describe_sweep, describe_trial, text, title
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+__all__ = ["Store", "Tracker", "TrackerActor", "find_run", "run_ids"]
+
+STATUS = {"complete": "FINISHED", "failed": "FAILED", "out_of_memory": "FAILED", "running": "RUNNING"}
+"""MLflow's status of a trial's state; every other one is KILLED."""
+
+_log = logging.getLogger(__name__)
+_POINTS = 800  # with the parameters and tags of one call, below MLflow's 1,000
+_PARAMETERS = 100
+_VALUE, _TAG = 6000, 8000  # longest text that MLflow keeps
+_LINGER = 30.0  # seconds in which a trial that is over may still flush its last rows
+_Status = tuple[str, int | None]  # with the end time in milliseconds
+
+
+@dataclass
+class _Shown:
+    """A trial as MLflow is to show it, beside what the record keeps; then what MLflow has of it."""
+
+    begun: float
+    changed: float
+    """When it took its present state."""
+    opened: Event
+    """The opening under which it was started last: its versions and commit."""
+    status: _Status = ("", None)
+    parameters: bool = False
+    deleted: bool = False
+    """By a person in MLflow, who does not want to see it again."""
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+class Tracker:
+    """Writes one sweep to MLflow; see the module. One at a time for a sweep, in one thread."""
+
+    def __init__(self, folder: Path, store: Store):
+        self.folder, self.store = folder, store
+        self.behind: str | None = None
+        """Why MLflow is not up to date; None when it is."""
+        self._file = folder / "mlflow.json"
+        self._state = State.load(self._file)
+        if self._state.store != store.uri:
+            self._state = State(store.uri)
+        self._record, self._shown = Record(), dict[int, _Shown]()
+        self._folders = dict[int, TrialFolder]()  # of trials that are still looked at
+        self._read, self._began = 0, 0.0
+        self._dirty = set[int]()  # trials with events that MLflow has not got
+        self._parent_dirty, self._parent_status = False, ("", None)
+        self._newly_opened = True
+        self._sweep: Sweep | None = None
+        self._client: MlflowClient | None = None
+        self._identity = 0
+
+    def catch_up(self) -> None:
+        """Write what is new. An error of MLflow's is logged when an outage begins, and the next call goes on."""
+        try:
+            self._follow()
+            news = self._dirty | {number for number, folder in self._folders.items() if folder.has_news()}
+            if self._record.opened and (news or self._parent_dirty):
+                self._project(news)
+            self._look_away()
+        except Exception as error:
+            from mlflow.exceptions import MlflowException
+            from sqlalchemy.exc import SQLAlchemyError
+
+            if not isinstance(error, MlflowException | SQLAlchemyError | OSError | WrongInput):
+                raise
+            if self.behind is None:
+                _log.warning("MLflow is behind (%s); the sweep goes on, and the record will catch up", error)
+            self.behind, self._client = str(error), None
+        else:
+            if self.behind is not None:
+                _log.warning("MLflow is up to date again")
+            self.behind = None
+
+    # What happened.
+
+    def _follow(self) -> None:
+        """Take in new events of the history."""
+        path, first, new = self.folder / "history.jsonl", self._read == 0, set[int]()
+        if not path.exists():
+            return
+        for event, offset in read_with_offsets(path, self._read):
+            if not self._read:
+                self._began = event["time"]
+                if self._state.sweep != self._key:  # another sweep's cursors, or none
+                    self._state = State(self.store.uri, self._key)
+            self._apply(event)
+            self._read = offset
+            if offset > self._state.history:
+                self._parent_dirty |= event["event"] != "report"
+                new.add(event.get("trial", -1))
+        new &= self._shown.keys()
+        self._dirty |= new
+        if first:
+            # Also those that were being looked at when the last process ended.
+            new |= {n for n in self._shown if n in self._state.metrics or not self._record.trials[n].over}
+        for number in new:
+            over = self._record.trials[number].over
+            self._folder(number).until = time.monotonic() + _LINGER if over else float("inf")
+
+    def _apply(self, event: Event) -> None:
+        number, kind = event.get("trial"), event["event"]
+        was_over = number in self._record.trials and self._record.trials[number].over
+        self._record.apply(event)
+        if kind == "opened":
+            self._sweep, self._newly_opened = None, True
+        if number is None or kind == "proposed" or was_over:
+            return
+        shown = self._shown.setdefault(number, _Shown(event["time"], event["time"], self._record.opened))
+        if kind != "report":
+            shown.changed = event["time"]
+        if kind == "started":
+            shown.opened = self._record.opened
+
+    def _folder(self, number: int) -> TrialFolder:
+        if number not in self._folders:
+            path, state = self.folder / "trials" / str(number), self._state
+            samples = list(state.samples.get(number, ()))
+            self._folders[number] = TrialFolder(path, state.metrics.get(number, 0), samples, time.monotonic())
+        return self._folders[number]
+
+    def _look_away(self) -> None:
+        """From trials that have been over for a while: a look costs what is new, not what there is."""
+        past = [number for number, folder in self._folders.items() if folder.until < time.monotonic()]
+        for number in past:
+            self._start_over(number)
+        if past:
+            self._state.save(self._file)
+
+    def _start_over(self, number: int) -> None:
+        self._shown[number].tags = {}
+        for kept in (self._folders, self._state.metrics, self._state.samples):
+            kept.pop(number, None)
+
+    @property
+    def _key(self) -> str:
+        # Which sweep it is, in whatever store and folder it is met.
+        return str(_ms(self._began))
+
+    # What MLflow gets.
+
+    def _project(self, news: set[int]) -> None:
+        client = self._connect()
+        for number in sorted(news | self._dirty):
+            if not self._shown[number].deleted:
+                self._project_trial(client, number)
+            self._dirty.discard(number)
+        if self._parent_dirty:
+            self._project_parent(client)
+            self._parent_dirty = False
+        self._state.history = self._read
+        self._state.save(self._file)
+
+    def _connect(self) -> "MlflowClient":
+        """The client; after it was lost, what the store holds is compared with what it should hold."""
+        if self._client and self._identity == self.store.identity():
+            return self._client
+        client = self.store.open()
+        state, name = self._state, self._record.opened["sweep"]
+        experiment = client.get_experiment_by_name(name)
+        if experiment and experiment.lifecycle_stage == "deleted":
+            client.restore_experiment(experiment.experiment_id)
+        place = (self.store.artifacts / name).as_uri() if self.store.artifacts else None
+        state.experiment = experiment.experiment_id if experiment else client.create_experiment(name, place)
+        state.parent, state.runs, self._newly_opened = "", {}, True
+        for run in _runs(client, state.experiment, self._key):
+            number, status = run.data.tags.get("rigsweep.trial"), (run.info.status, run.info.end_time)
+            if number is None:
+                state.parent, self._parent_status = run.info.run_id, status
+            elif shown := self._shown.get(int(number)):
+                state.runs[int(number)], shown.status = run.info.run_id, status
+                shown.parameters, shown.deleted = bool(run.data.params), run.info.lifecycle_stage == "deleted"
+        for number, shown in self._shown.items():
+            if number not in state.runs:
+                until = self._folder(number).until
+                self._start_over(number)
+                self._folder(number).until = until
+            if number not in state.runs or shown.status != self._due(number):
+                self._dirty.add(number)
+        if not state.parent:
+            tags = {"rigsweep.sweep": name, "rigsweep.opened": self._key, "mlflow.user": getpass.getuser()}
+            state.parent = client.create_run(state.experiment, _ms(self._began), tags, name).info.run_id
+            self._parent_status = ("RUNNING", None)
+        self._parent_dirty = True
+        self._client, self._identity = client, self.store.identity()
+        return client
+
+    def _project_trial(self, client: "MlflowClient", number: int) -> None:
+        from mlflow.entities import Metric, Param, RunTag
+
+        trial, shown = self._record.trials[number], self._shown[number]
+        folder, due = self._folder(number), self._due(number)
+        if number not in self._state.runs:
+            self._create_run(client, trial, shown)
+        run_id = self._state.runs[number]
+        look = folder.look(trial.reports.values())
+        metrics = [Metric(p.name, p.value, _ms(p.time), p.examples) for p in look.points]
+        if trial.state == "complete" and trial.value is not None and shown.status != due:
+            metrics.append(Metric("objective", trial.value, _ms(shown.changed), trial.examples))
+        for sample in look.samples:
+            client.log_artifact(run_id, str(folder.path / "samples" / sample), "samples")
+        # Once: MLflow refuses to change them, and a later version might write a value differently.
+        values = {} if shown.parameters else self._parameters(trial)
+        params = [Param(key, text(value)[:_VALUE]) for key, value in values.items()]
+        tags = self._tags(trial, shown, folder, look)
+        changed = [RunTag(key, value) for key, value in tags.items() if shown.tags.get(key) != value]
+        client.log_batch(run_id, metrics[:_POINTS], params[:_PARAMETERS], changed)
+        for start in range(_PARAMETERS, len(params), _PARAMETERS):
+            client.log_batch(run_id, params=params[start : start + _PARAMETERS])
+        for start in range(_POINTS, len(metrics), _POINTS):
+            client.log_batch(run_id, metrics=metrics[start : start + _POINTS])
+        _set_status(client, run_id, shown.status, due)
+        # Only now, as all of it has arrived.
+        folder.keep(look)
+        shown.status, shown.parameters, shown.tags = due, True, tags
+        self._state.metrics[number], self._state.samples[number] = folder.offset, folder.samples
+
+    def _create_run(self, client: "MlflowClient", trial: Trial, shown: _Shown) -> None:
+        state, name = self._state, title(trial, self._definition().settings.repeats)
+        tags = {"rigsweep.opened": self._key, "rigsweep.trial": str(trial.number), "mlflow.parentRunId": state.parent}
+        run = client.create_run(state.experiment, _ms(shown.begun), tags, name)
+        state.runs[trial.number] = run.info.run_id
+        shown.status, shown.parameters = ("RUNNING", None), False
+
+    def _project_parent(self, client: "MlflowClient") -> None:
+        from mlflow.entities import RunTag
+
+        state, opened, closed = self._state, self._record.opened, self._record.closed
+        view = f"rigsweep-{self._key}"
+        if self._newly_opened:
+            for key, value in {
+                f"mlflow.sharedViewState.{view}": comparison_view(self._definition(), self._key),
+                "mlflow.experimentKind": "custom_model_development",  # else MLflow asks what it is
+                "mlflow.note.content": opened.get("question") or "",
+            }.items():
+                client.set_experiment_tag(state.experiment, key, value)
+            client.log_artifact(state.parent, str(self.folder / "sweep.yaml"))
+        address = comparison_address("", state.experiment, view)
+        tags = _origin(opened) | {
+            "rigsweep.state": closed["state"] if closed else "running",
+            "rigsweep.reason": closed["reason"] if closed else "",
+            "mlflow.note.content": describe_sweep(self._record, state.experiment, state.runs, address),
+        }
+        client.log_batch(state.parent, tags=[RunTag(key, value[:_TAG]) for key, value in tags.items()])
+        done = "FINISHED" if closed and closed["state"] == "complete" else "KILLED"
+        due = (done, _ms(closed["time"])) if closed else ("RUNNING", None)
+        _set_status(client, state.parent, self._parent_status, due)
+        self._parent_status, self._newly_opened = due, False
+
+    def _due(self, number: int) -> _Status:
+        status = STATUS.get(self._record.trials[number].state, "KILLED")
+        return status, None if status == "RUNNING" else _ms(self._shown[number].changed)
+
+    def _tags(self, trial: Trial, shown: _Shown, folder: TrialFolder, look: Look) -> dict[str, str]:
+        tags = _origin(shown.opened) | {
+            "rigsweep.group": str(trial.group),
+            "rigsweep.state": trial.state,
+            "rigsweep.reason": trial.reason if trial.state != "running" else "",
+            "rigsweep.node": trial.node,
+            "rigsweep.card": ", ".join(trial.cards),
+            "mlflow.note.content": describe_trial(trial, folder.newest_sample(look)),
+        }
+        return {key: value[:_TAG] for key, value in tags.items()}
+
+    def _definition(self) -> Sweep:
+        self._sweep = self._sweep or read_sweep(self.folder)
+        return self._sweep
+
+    def _parameters(self, trial: Trial) -> dict[str, Any]:
+        """The whole training of a trial, flat; what is not set is left out."""
+        training = self._definition().training(trial.parameters).model_dump(mode="json", exclude_none=True)
+        return flatten(training) | trial.parameters | {"seed": trial.seed}
+
+
+class TrackerActor:
+    """Tracks a sweep in a thread of its own: wrap it with `ray.remote`, and nobody waits for MLflow."""
+
+    def __init__(self, folder: Path, store: Store, every: float = 1.0):
+        self._folder, self._store, self._every = folder, store, every
+        self._leaving = threading.Event()
+        self._behind: str | None = "MLflow has not answered yet"
+        self._thread = threading.Thread(target=self._run, daemon=True, name="tracker")
+        self._thread.start()
+
+    def ping(self) -> bool:
+        """Whether the thread is alive."""
+        return self._thread.is_alive()
+
+    def finish(self, timeout: float) -> None:
+        """Catch up to the end of the history and stop. Raises `TimeoutError` that says why it could not."""
+        self._leaving.set()
+        self._thread.join(timeout)
+        if self._thread.is_alive() or self._behind:
+            raise TimeoutError(f"MLflow is behind: {self._behind}")
+
+    def _run(self) -> None:
+        try:
+            tracker = Tracker(self._folder, self._store)
+            while True:
+                last = self._leaving.is_set()  # asked before the look, which then sees all that was written
+                tracker.catch_up()
+                self._behind = tracker.behind or (None if last else "the end of the history is not reached")
+                if not self._behind:
+                    return
+                if last:
+                    time.sleep(self._every)  # an outage: until `finish` gives up
+                else:
+                    self._leaving.wait(self._every)
+        except Exception as error:  # noqa: BLE001 - the thread's end: nobody else would hear of it
+            _log.exception("tracking has ended; the record can be rebuilt from the history")
+            self._behind = f"{type(error).__name__}: {error}"
+
+
+def _runs(client: "MlflowClient", experiment: str, key: str) -> "Iterator[Run]":
+    """All runs of a sweep, deleted ones too."""
+    from mlflow.entities import ViewType
+
+    query, token = f"tags.`rigsweep.opened` = '{key}'", None
+    while True:
+        found = client.search_runs([experiment], query, ViewType.ALL, 1000, page_token=token)
+        yield from found
+        if not (token := found.token):
+            return
+
+
+def _origin(opened: Event) -> dict[str, str]:
+    """Tags that say of which sweep and code a run is."""
+    versions = {name: told for name, told in (opened.get("versions") or {}).items() if told}
+    git = opened.get("git")
+    return {
+        "rigsweep.sweep": opened["sweep"],
+        "rigsweep.trainable": opened["trainable"],
+        "rigsweep.versions": ", ".join(f"{name} {told}" for name, told in versions.items()),
+        "mlflow.source.name": "rigsweep",
+        "mlflow.source.type": "LOCAL",
+    } | ({"mlflow.source.git.commit": git["commit"], "rigsweep.git.dirty": text(git["dirty"])} if git else {})
+
+
+def _set_status(client: "MlflowClient", run_id: str, now: _Status, due: _Status) -> None:
+    if due[0] == "RUNNING" and now[0] != "RUNNING":
+        client.update_run(run_id, status="RUNNING")  # the end time stays until there is a new one
+    elif due[0] != "RUNNING" and now != due:
+        client.set_terminated(run_id, due[0], due[1])
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)

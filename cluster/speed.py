@@ -70,10 +70,8 @@ def measure(kind: str, threads: int) -> Speed:
     best = {}
     for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
         best[name] = max(_matmul_flops_per_second(torch.randn(n, n, device=device, dtype=dtype)) for n in sizes)
-    if kind == "cuda":
-        native = torch.cuda.get_device_capability() >= (8, 0)
-    else:  # a CPU without bf16 instructions emulates it, slower than fp32
-        native = best["bf16"] > best["fp32"]
+    # A CPU without bf16 instructions emulates it, slower than fp32.
+    native = torch.cuda.get_device_capability() >= (8, 0) if kind == "cuda" else best["bf16"] > best["fp32"]
     return Speed(best["bf16"], best["fp32"], native)
 
 

@@ -5,6 +5,7 @@ are walked.
 """
 
 import ast
+import contextlib
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -40,10 +41,8 @@ def keys_in(text: str) -> set[str]:
         keys.add(key)
         return 1
 
-    try:
+    with contextlib.suppress(ZeroDivisionError):  # of the stand-in values only
         _walk(_parse(text), look)
-    except ZeroDivisionError:  # of the stand-in values only
-        pass
     return keys
 
 

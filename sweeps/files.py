@@ -181,7 +181,7 @@ def validate(model: type[BaseModel], values: dict[str, Any], document: Document,
         found = error.errors()
         # A missing key comes last: where one is misspelt, it is the misspelling that a person wants to hear of.
         found.sort(key=lambda e: (e["type"] == "missing", document.places[_in_document(document, prefix, e["loc"])][0]))
-        raise _explain(model, values, document, prefix, found[0]) from None
+        raise _explain(model, document, prefix, found[0]) from None
 
 
 def _in_document(document: Document, prefix: Keys, loc: tuple[int | str, ...]) -> Keys:
@@ -193,9 +193,7 @@ def _in_document(document: Document, prefix: Keys, loc: tuple[int | str, ...]) -
     return keys
 
 
-def _explain(
-    model: type[BaseModel], values: dict[str, Any], document: Document, prefix: Keys, error: Any
-) -> WrongInput:
+def _explain(model: type[BaseModel], document: Document, prefix: Keys, error: Any) -> WrongInput:
     loc: tuple[int | str, ...] = error["loc"]
     if error["type"] == "extra_forbidden":
         return document.wrong((*prefix, *loc), unknown_key(str(loc[-1]), _fields(model, loc[:-1])))

@@ -48,9 +48,9 @@ def open_sweep(
         raise WrongInput(f"{folder} is not a sweep's folder; begin beside it by `{command} --new`")
     differing = changed(read_sweep(folder), asked)
     if differing and not training:
+        keys = ", ".join(list(differing)[:5])
         raise WrongInput(
-            f"{folder} belongs to another sweep: {', '.join(list(differing)[:5])} differ{'s' if len(differing) == 1 else ''}; "
-            f"begin beside it by `{command} --new`"
+            f"{folder} belongs to another sweep (its {keys} is not the file's); begin beside it by `{command} --new`"
         )
     return asked, differing
 

@@ -99,7 +99,7 @@ class Record:
 
     def apply(self, event: Event) -> None:
         """Take one more event into account. Events of trials that are over change nothing."""
-        kind, number = event["event"], event.get("trial")
+        kind, number = event["event"], event.get("trial", -1)
         if kind == "opened":
             self.opened, self.closed = event, None
         elif kind == "closed":
@@ -218,16 +218,20 @@ def read_with_offsets(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]
             if not line.endswith(b"\n"):
                 return
             offset += len(line)
-            try:
-                event = json.loads(line)
-                known = isinstance(event["event"], str)
-            except (ValueError, TypeError, KeyError):
-                known = False
-            if not known:
+            event = _event(line)
+            if event is None:
                 raise WrongInput(f"{path}: the line that ends at byte {offset} is damaged; restore it from a copy")
             if event["event"] == "opened" and event["version"] > VERSION:
                 raise WrongInput(f"{path}: was written by a newer version of rigsweep; update this one")
             yield event, offset
+
+
+def _event(line: bytes) -> Event | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
 
 
 def fold(path: Path) -> Record:

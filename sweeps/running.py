@@ -110,6 +110,7 @@ def _run_on(sweep: Sweep, folder: Path, cache: Path, show: Show, history: Histor
 
     with local_ray(cards, folder / "log"):
         import ray
+        from ray.exceptions import RayError
 
         from ..cluster.lanes import start_pool
         from .tracking import Store, TrackerActor
@@ -135,7 +136,7 @@ def _run_on(sweep: Sweep, folder: Path, cache: Path, show: Show, history: Histor
         show.note("writing the last results to MLflow")
         try:
             ray.get(tracker.finish.remote(600))
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             show.note("MLflow could not be brought up to date; `rigsweep results` tries again (see log/sweep.log)")
             _log.error("tracking: %s", error)
     return _finish(sweep, folder, controller.record, state, reason)

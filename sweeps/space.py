@@ -330,7 +330,7 @@ def _check_alone(space: Space, dimension: Dimension, i: int, value: Any) -> None
     inner = model_at(space.model, tuple(section))
     assert inner is not None
     info = inner.model_fields[name]
-    adapter: TypeAdapter[Any] = TypeAdapter(typing.Annotated[info.annotation, info])
+    adapter: TypeAdapter[Any] = TypeAdapter(typing.Annotated[info.annotation, info])  # pyright: ignore
     place: Keys = ("search", dimension.key, "choices", i) if dimension.kind == "choice" else ("search", dimension.key)
     try:
         adapter.validate_python(value, strict=isinstance(value, bool) or None)

@@ -4,7 +4,6 @@ A projection of the history, written when the sweep's process ends (110 ms a tri
 noticed; nothing that decides reads it).
 """
 
-import os
 from pathlib import Path
 
 import optuna
@@ -33,7 +32,7 @@ def update_study(sweep: Sweep, folder: Path) -> None:
     copy.add_trials(study.study.get_trials(deepcopy=False))
     storage.remove_session()
     storage.engine.dispose()
-    os.replace(temporary, folder / "study.db")
+    temporary.replace(folder / "study.db")
 
 
 def rebuild_study(folder: Path) -> None:

@@ -1,7 +1,6 @@
 """`summary.json`: a sweep's state for programs, and the numbers of the summary that a person reads."""
 
 import json
-import os
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -91,4 +90,4 @@ def write(summary: dict[str, Any], folder: Path) -> None:
     """Write `summary.json` atomically."""
     temporary = folder / ".summary.json"
     temporary.write_text(json.dumps(summary, indent=1, ensure_ascii=False), encoding="utf-8")
-    os.replace(temporary, folder / "summary.json")
+    temporary.replace(folder / "summary.json")

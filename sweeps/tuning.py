@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 from ray import tune
+from ray.exceptions import RayActorError, RayTaskError
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
@@ -47,13 +48,13 @@ class TrialClient(tune.Trainable):
         pool = ray.get_actor(POOL, namespace=NAMESPACE)
         try:
             self._host = ray.get(pool.acquire.remote(self._number))
-        except ray.exceptions.RayTaskError as error:
+        except RayTaskError as error:
             return {"event": "no_lane", "reason": str(error.cause).splitlines()[0]}
         if self._host is None:
             return {"event": "ended", "state": "interrupted", "reason": "the sweep is ending"}
         try:
-            place = ray.get(self._host.submit.remote(self._number, self._job))
-        except ray.exceptions.RayActorError:
+            place: Any = ray.get(self._host.submit.remote(self._number, self._job))
+        except RayActorError:
             return {"event": "lost", "reason": "its lane died before it began"}
         cards = [card["name"] for card in place["cards"]]
         return {"event": "started", "node": place["node"], "process": place["process"], "cards": cards}
@@ -61,7 +62,7 @@ class TrialClient(tune.Trainable):
     def _listen(self) -> dict[str, Any]:
         try:
             return ray.get(self._host.next.remote(self._number))
-        except ray.exceptions.RayActorError:
+        except RayActorError:
             return {"event": "lost", "reason": "its lane died"}
 
 
@@ -82,7 +83,7 @@ class TuneSearcher(_NeverRestored, Searcher):
         """Our trials by Tune's ids; a trial that goes on has several."""
         self.live: set[str] = set()
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+    def suggest(self, trial_id: str) -> Any:
         """The next trial's job; None while every lane has one; FINISHED at the end."""
         if len(self.live) >= self._lanes:
             return None

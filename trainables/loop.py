@@ -39,7 +39,7 @@ def train(task: Task, job: Job, door: Door) -> Ending:
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(training.ema)) if training.ema else None
     optimizer = build_optimizer(model, task.role, training.optimizer)
     saved = _go_on(job, door, model, ema, optimizer, derived)
-    run = torch.compile(model) if training.compile else model
+    run: nn.Module = torch.compile(model) if training.compile else model  # pyright: ignore
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=job.precision == "bf16")
     meter = Meter(derived.flops_per_example, job.measured_flops_per_second, job.peak_flops_per_second)
     clock = _Clock(saved.progress.seconds)

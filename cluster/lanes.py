@@ -106,6 +106,8 @@ class LaneHost:
         self._pool = ray.get_actor(POOL, namespace=NAMESPACE)
         self._jobs: asyncio.Queue[tuple[int, Message] | None] = asyncio.Queue(maxsize=1)
         self._running: _Running | None = None
+        # The last messages of a trial may be fetched when the lane is on the next already.
+        self._left: dict[int, _Running] = {}
         self._place: Message = {}
 
     async def run(self) -> str:
@@ -165,15 +167,19 @@ class LaneHost:
 
     async def submit(self, number: int, job: Message) -> Message:
         """Hand a trial to the lane; returns where it runs."""
+        if self._running is not None:
+            self._left = {self._running.number: self._running}
         self._running = _Running(number)
         await self._jobs.put((number, job))
         return self._place
 
     async def next(self, number: int) -> Message:
         """The trial's next message, as soon as there is one."""
-        if self._running is None or self._running.number != number:
-            return {"event": "lost", "reason": "its lane has gone on to another trial"}
-        return await self._running.messages.get()
+        if self._running is not None and self._running.number == number:
+            return await self._running.messages.get()
+        if number in self._left and not self._left[number].messages.empty():
+            return self._left[number].messages.get_nowait()
+        return {"event": "lost", "reason": "its lane has gone on to another trial"}
 
     async def order(self, number: int, order: str) -> None:
         """Tell the trial to leave: `stop`, or `interrupt` (saving first)."""
@@ -252,10 +258,9 @@ class LanePool:
         cards = self._free_cards.pop(0)
         name = f"lane-{self._started}"
         self._started += 1
-        host = (
-            ray.remote(LaneHost)
-            .options(num_cpus=0, max_concurrency=64)
-            .remote(name, self._work, cards, self._log, self._hang_seconds)
+        host_class: Any = ray.remote(LaneHost)
+        host = host_class.options(num_cpus=0, max_concurrency=64).remote(
+            name, self._work, cards, self._log, self._hang_seconds
         )
         self._lanes[name] = _Lane(host, cards)
         asyncio.get_running_loop().create_task(self._mind(name, host))
@@ -341,7 +346,7 @@ class LanePool:
     async def progress(self) -> dict[int, Message]:
         """What each running trial last said of itself, by trial."""
         answers = await asyncio.gather(
-            *(lane.host.progress.remote() for lane in self._lanes.values() if lane.trial is not None),
+            *(lane.host.progress.remote() for lane in list(self._lanes.values()) if lane.trial is not None),
             return_exceptions=True,
         )
         return dict(answer for answer in answers if isinstance(answer, tuple))
@@ -349,7 +354,7 @@ class LanePool:
     async def close(self) -> None:
         """End every lane and wait until their processes are gone."""
         self._closing = True
-        for lane in self._lanes.values():
+        for lane in list(self._lanes.values()):
             await lane.host.retire.remote() if lane.idle else ray.kill(lane.host)
         for _ in range(100):
             if not self._lanes:
@@ -363,10 +368,9 @@ def start_pool(work: str, cards: list[Card], *, cards_per_lane: int, log: str, h
     `work` is `module:function`, called in a lane's worker as `work(job, channel)`; it returns the trial's last
     message and raises nothing.
     """
-    pool = (
-        ray.remote(LanePool)
-        .options(name=POOL, namespace=NAMESPACE, num_cpus=0, max_concurrency=1000)
-        .remote(work, cards, cards_per_lane, log, hang_seconds)
+    pool_class: Any = ray.remote(LanePool)
+    pool = pool_class.options(name=POOL, namespace=NAMESPACE, num_cpus=0, max_concurrency=1000).remote(
+        work, cards, cards_per_lane, log, hang_seconds
     )
     ray.get(pool.start.remote(len(cards) // cards_per_lane))
     return pool

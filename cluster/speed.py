@@ -11,26 +11,30 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .cards import Card
 from .errors import MachineError
 
+if TYPE_CHECKING:
+    import torch
+
 
 @dataclass(frozen=True)
 class Speed:
-    """Matrix-product speed of one card in FLOP/s, 2 FLOPs a multiply-add, and whether bf16 is native."""
+    """Matrix-product speed of one card in FLOP/s, 2 FLOPs a multiply-add, and whether bf16 is worth using."""
 
     bf16_flops_per_second: float
     fp32_flops_per_second: float
-    bf16_is_native: bool
+    bf16_pays: bool
 
     def flops_per_second(self, precision: str) -> float:
         """The measured speed in `bf16` or `fp32`."""
         return self.bf16_flops_per_second if precision == "bf16" else self.fp32_flops_per_second
 
     def precision(self, asked: str) -> str:
-        """What `auto` means here: bf16 where the card has it natively, else fp32."""
-        return ("bf16" if self.bf16_is_native else "fp32") if asked == "auto" else asked
+        """What `auto` means here: bf16 where the card has it natively and gains by it, else fp32."""
+        return ("bf16" if self.bf16_pays else "fp32") if asked == "auto" else asked
 
 
 def card_speed(card: Card, cache: Path) -> Speed:
@@ -70,9 +74,28 @@ def measure(kind: str, threads: int) -> Speed:
     best = {}
     for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
         best[name] = max(_matmul_flops_per_second(torch.randn(n, n, device=device, dtype=dtype)) for n in sizes)
-    # A CPU without bf16 instructions emulates it, slower than fp32.
-    native = torch.cuda.get_device_capability() >= (8, 0) if kind == "cuda" else best["bf16"] > best["fp32"]
-    return Speed(best["bf16"], best["fp32"], native)
+    if kind == "cuda":
+        pays = torch.cuda.get_device_capability() >= (8, 0)
+    else:
+        # A CPU may multiply bf16 matrices faster and still lose it all in attention's backward pass.
+        pays = _layer_seconds(torch.bfloat16) < _layer_seconds(torch.float32)
+    return Speed(best["bf16"], best["fp32"], pays)
+
+
+def _layer_seconds(dtype: "torch.dtype") -> float:
+    """Seconds of attention and its four products on a CPU, forward and backward, at a small model's size."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    x = torch.randn(16, 128, 128, dtype=dtype, requires_grad=True)
+    weight = torch.randn(128, 512, dtype=dtype, requires_grad=True)
+    seconds = []
+    for _ in range(10):
+        start = time.perf_counter()
+        q, k, v, _ = (x @ weight).unflatten(-1, (4, 4, 32)).permute(2, 0, 3, 1, 4).unbind()
+        scaled_dot_product_attention(q, k, v, is_causal=True).float().sum().backward()
+        seconds.append(time.perf_counter() - start)
+    return sorted(seconds)[len(seconds) // 2]
 
 
 def _matmul_flops_per_second(a, seconds: float = 0.4) -> float:
@@ -83,14 +106,14 @@ def _matmul_flops_per_second(a, seconds: float = 0.4) -> float:
             torch.cuda.synchronize()
 
     for _ in range(3):
-        a @ a
+        torch.matmul(a, a)
     wait()
     rates = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(rates) < 3:
         start = time.perf_counter()
         for _ in range(5):
-            a @ a
+            torch.matmul(a, a)
         wait()
         rates.append(5 * 2 * a.shape[0] ** 3 / (time.perf_counter() - start))
     return sorted(rates)[len(rates) // 2]

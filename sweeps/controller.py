@@ -4,12 +4,14 @@ Everything that happens comes in through one of the methods, is written to the h
 What runs the trials (`running.py`, or a simulator in tests) asks `next_trial` and passes on what it hears.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .history import ENDS, History, Record, Trial, read
+from .files import WrongInput
+from .history import ENDS, History, Trial, replay
 from .searchers import Study
 from .stoppers import STOPPERS
 from .sweep import Sweep
@@ -37,10 +39,8 @@ class Controller:
 
     def _replay(self) -> None:
         """Rebuild the study and the stopper, and settle what the last process left open."""
-        record = Record()
         verdicts: dict[int, str | None] = {}
-        for event in read(self.history.path):
-            record.apply(event)
+        for event, record in replay(self.history.path):
             self.study.apply(event, record)
             if event["event"] == "report":
                 trial = record.trials[event["trial"]]
@@ -59,19 +59,35 @@ class Controller:
 
     def next_trial(self) -> int | None:
         """The number of the trial to run next; None when there is none to begin now."""
-        if self.closing:
+        while not self.closing:
+            number = self._waiting.pop(0) if self._waiting else self._propose()
+            if number is None or self._can_be_trained(number):
+                return number
+        return None
+
+    def _propose(self) -> int | None:
+        number, repeats = len(self.record.trials), self.sweep.settings.repeats
+        if number >= self.sweep.settings.trials * repeats:
             return None
-        if self._waiting:
-            return self._waiting.pop(0)
-        trials, repeats = self.record.trials, self.sweep.settings.repeats
-        if len(trials) >= self.sweep.settings.trials * repeats:
-            return None
-        number = len(trials)
         group, repeat = divmod(number, repeats)
-        parameters = trials[group * repeats].parameters if repeat else self.study.propose(group)
-        seed = self.sweep.training(parameters, repeat).seed
+        parameters = self.record.trials[group * repeats].parameters if repeat else self.study.propose(group)
+        seed = int(parameters.get("seed", self.sweep.space.values["seed"])) + repeat
         self._write("proposed", number, group=group, seed=seed, parameters=parameters)
         return number
+
+    def _can_be_trained(self, number: int) -> bool:
+        """Whether a trial's parameters are a training.
+
+        The sweep file was checked by the ends of its space; a value inside that cannot be is one failed trial,
+        not the end of the sweep.
+        """
+        trial = self.record.trials[number]
+        try:
+            self.sweep.training(trial.parameters, number - trial.group * self.sweep.settings.repeats)
+        except WrongInput as error:
+            self._end(number, "failed", f"cannot be trained: {error.problem or error}")
+            return False
+        return True
 
     # What happened.
 
@@ -85,7 +101,15 @@ class Controller:
         trial = self.record.trials[number]
         if trial.over:
             return True
-        fields = {name: report[name] for name in ("examples", "total", "flops", "seconds", "metrics", "checkpoint")}
+        fields = {name: report[name] for name in ("examples", "total", "flops", "seconds", "checkpoint")}
+        # A value that is not finite cannot be compared, averaged or written as JSON; of the objective, it is the end.
+        metrics: dict[str, float] = report["metrics"]
+        fields["metrics"] = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        metric = self.sweep.settings.objective.metric
+        if metric in metrics and metric not in fields["metrics"]:
+            reason = f"{metric} is not finite ({metrics[metric]}) after {report['examples']:,} examples"
+            self._end(number, "diverged", reason)
+            return True
         event = self.history.append("report", trial=number, **fields)
         verdict = self.stopper.decide(trial, trial.reports[event["examples"]])
         self.tell("report", trial)
@@ -136,9 +160,10 @@ class Controller:
         trial = self.record.trials[number]
         if trial.over:
             return
-        value = trial.last.metrics[self.sweep.settings.objective.metric] if trial.last else None
-        if state not in ("complete", "stopped"):
-            value = None
+        metric = self.sweep.settings.objective.metric
+        value = trial.last.metrics.get(metric) if trial.last and state in ("complete", "stopped") else None
+        if state == "complete" and value is None:
+            state, reason = "failed", f"no evaluation of {metric} at its end"
         self._write("ended", number, state=state, reason=reason, seconds=self._spent(trial), value=value)
 
     def _leave(self, number: int, kind: str, reason: str) -> None:

@@ -34,7 +34,7 @@ def open_sweep(
     if training:
         asked = base_alone(asked)
     folder = runs / asked.name
-    if not folder.exists():
+    if not _begun(folder):
         return asked, {}
     if new:
         names = (f"{asked.name}-{i}" for i in itertools.count(2))
@@ -48,11 +48,22 @@ def open_sweep(
         raise WrongInput(f"{folder} is not a sweep's folder; begin beside it by `{command} --new`")
     differing = changed(read_sweep(folder), asked)
     if differing and not training:
-        keys = ", ".join(list(differing)[:5])
+        first, *others = differing
+        before, after = ("nothing" if value is None else value for value in differing[first])
+        more = f", and {len(others)} more: {', '.join(others[:4])}" if others else ""
         raise WrongInput(
-            f"{folder} belongs to another sweep (its {keys} is not the file's); begin beside it by `{command} --new`"
+            f"{folder} belongs to another sweep: its {first} is {before}, the file's {after}{more}; "
+            f"begin beside it by `{command} --new`"
         )
     return asked, differing
+
+
+def _begun(folder: Path) -> bool:
+    """Whether there is something in a sweep's folder: data that was never got ready leaves an empty history."""
+    if not folder.exists() or (folder / _SETTINGS).exists():
+        return folder.exists()
+    history = folder / "history.jsonl"
+    return history.stat().st_size > 0 if history.exists() else any(folder.iterdir())
 
 
 def base_alone(asked: Sweep) -> Sweep:

@@ -105,8 +105,9 @@ class Record:
         elif kind == "closed":
             self.closed = event
         elif kind == "edited":
+            # A training that had come to an end goes on too.
             for trial in self.trials.values():
-                trial.state = "interrupted"
+                trial.state, trial.value, trial.ended = "interrupted", None, None
         elif kind == "proposed":
             self.trials[number] = Trial(
                 number, event["group"], event["seed"], event["parameters"], proposed=event["time"]
@@ -166,10 +167,12 @@ class History:
                 f"{path.parent}: this sweep is running in another process; wait for it, or stop it"
             ) from None
         self._cut_torn_line()
-        self.record = Record()
         self.listeners: list[Callable[[Event], None]] = []
-        for event in read(path):
-            self.record.apply(event)
+        try:
+            self.record = fold(path)
+        except WrongInput:
+            self._file.close()
+            raise
 
     def append(self, kind: str, **fields: Any) -> Event:
         """Write an event to disk; then apply it and tell the listeners."""
@@ -220,8 +223,8 @@ def read_with_offsets(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]
             offset += len(line)
             event = _event(line)
             if event is None:
-                raise WrongInput(f"{path}: the line that ends at byte {offset} is damaged; restore it from a copy")
-            if event["event"] == "opened" and event["version"] > VERSION:
+                raise WrongInput(f"{path}:{_line_at(path, offset)}: is damaged; restore the file from a copy")
+            if event["event"] == "opened" and event.get("version", 0) > VERSION:
                 raise WrongInput(f"{path}: was written by a newer version of rigsweep; update this one")
             yield event, offset
 
@@ -234,9 +237,28 @@ def _event(line: bytes) -> Event | None:
     return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
 
 
-def fold(path: Path) -> Record:
-    """The state of a sweep from its history, without opening it for writing."""
+def _line_at(path: Path, offset: int) -> int:
+    """The number of the line that ends at a byte offset."""
+    with path.open("rb") as file:
+        return file.read(offset).count(b"\n")
+
+
+def replay(path: Path) -> Iterator[tuple[Event, Record]]:
+    """Every event, with the state of the sweep after it (one record, which grows). Raises `WrongInput`."""
     record = Record()
-    for event in read(path):
-        record.apply(event)
+    for event, offset in read_with_offsets(path):
+        try:
+            record.apply(event)
+        except (KeyError, TypeError, ValueError) as error:
+            raise WrongInput(
+                f"{path}:{_line_at(path, offset)}: does not follow from the lines before; restore the file from a copy"
+            ) from error
+        yield event, record
+
+
+def fold(path: Path) -> Record:
+    """The state of a sweep from its history, without opening it for writing. Raises `WrongInput`."""
+    record = Record()
+    for _, record in replay(path):  # noqa: B007 - the last one
+        pass
     return record

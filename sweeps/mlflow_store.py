@@ -93,6 +93,7 @@ def _quieten() -> None:
     }.items():
         os.environ.setdefault(name, value)
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
     # It logs the traceback of what it raises; here that is told once, by `catch_up`.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 

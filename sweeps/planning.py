@@ -59,7 +59,7 @@ def plan_sweep(
         "measured_flops_per_second": {
             "bf16": speed.bf16_flops_per_second,
             "fp32": speed.fp32_flops_per_second,
-            "bf16_is_native": speed.bf16_is_native,
+            "bf16_pays": speed.bf16_pays,
         },
         "data": data,
         "base": shapes[0],
@@ -81,9 +81,9 @@ def plan_table(plan: Mapping[str, Any]) -> RenderableType:
     facts.add_column()
     measured, base = plan["measured_flops_per_second"], plan["base"]
     facts.add_row("cards", plan["machine"])
-    native = "native" if measured["bf16_is_native"] else "emulated"
+    pays = "used by auto" if measured["bf16_pays"] else "not used by auto: no gain in training"
     facts.add_row(
-        "measured", f"bf16 {_flops(measured['bf16'])}/s ({native}), fp32 {_flops(measured['fp32'])}/s, matrix products"
+        "measured", f"bf16 {_flops(measured['bf16'])}/s ({pays}), fp32 {_flops(measured['fp32'])}/s, matrix products"
     )
     for key, value in plan["data"].items():
         facts.add_row(key, str(value))

@@ -124,7 +124,8 @@ def _run_on(sweep: Sweep, folder: Path, cache: Path, show: Show, history: Histor
             log=str((folder / "log").resolve()),
             hang_seconds=sweep.settings.hang,
         )
-        tracker = ray.remote(TrackerActor).options(num_cpus=0).remote(folder, Store.of(folder.parent))
+        tracker_class: Any = ray.remote(TrackerActor)
+        tracker = tracker_class.options(num_cpus=0).remote(folder, Store.of(folder.parent))
         tune = _Thread(lambda: run_tune(controller, pool, lanes, job, folder / "log"))
         with _orderly_signals() as asked:
             tune.start()
@@ -139,6 +140,8 @@ def _run_on(sweep: Sweep, folder: Path, cache: Path, show: Show, history: Histor
         except RayError as error:
             show.note("MLflow could not be brought up to date; `rigsweep results` tries again (see log/sweep.log)")
             _log.error("tracking: %s", error)
+        for actor in (pool, tracker):
+            ray.kill(actor)
     return _finish(sweep, folder, controller.record, state, reason)
 
 

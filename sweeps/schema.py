@@ -25,7 +25,7 @@ def sweep_schema() -> dict[str, Any]:
         searched = {key: {"$ref": "#/$defs/Dimension"} for key in all_keys(model)}
         schema["allOf"].append(
             {
-                "if": {"properties": {"trainable": {"const": name}}},
+                "if": {"properties": {"trainable": {"const": name}}, "required": ["trainable"]},
                 "then": {
                     "properties": {
                         "base": {"$ref": f"#/$defs/{model.__name__}"},

@@ -5,10 +5,12 @@ A dimension is a range (`low`, `high`, `log`, `step`), a list of `choices`, or a
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
-import types
+import random
+import re
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from pydantic import BaseModel
 
 from ..trainables.settings import Training
 from .expressions import ExpressionError, evaluate, is_expression, keys_in
-from .files import Document, Keys, WrongInput, all_keys, model_at, nearest, unknown_key, validate
+from .files import Document, Keys, WrongInput, all_keys, is_time, members, model_at, refusal, unknown_key, validate
 
 if TYPE_CHECKING:
     import optuna
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 Parameters = dict[str, Any]
 _CORNERS = 4096
+_SHAPES = 64
+_ALL_VALUES = 32
 
 
 class _Range(BaseModel, frozen=True, extra="forbid"):
@@ -88,6 +92,13 @@ class Dimension:
             return sorted({low, min(high, low + int(self.step or 1)), high})
         return sorted({self.low, self.high})
 
+    def checked(self) -> list[Any]:
+        """The values by which combinations are checked: all, where they are few whole numbers."""
+        step = int(self.step or 1)
+        if self.kind == "int" and (self.high - self.low) / step < _ALL_VALUES:
+            return list(range(int(self.low), int(self.high) + 1, step))
+        return self.ends()
+
     def holds(self, value: Any) -> bool:
         """Whether a value lies in the dimension."""
         if self.kind == "choice":
@@ -100,7 +111,7 @@ class Dimension:
     def allowed(self) -> str:
         """The dimension in words."""
         if self.kind == "choice":
-            return f"one of {', '.join(str(choice) for choice in self.choices)}"
+            return f"one of {', '.join('null' if choice is None else str(choice) for choice in self.choices)}"
         return f"{self.low:g} to {self.high:g}" + (f" in steps of {self.step:g}" if self.step else "")
 
 
@@ -114,14 +125,18 @@ class Space:
     derived: dict[str, str]
     document: Document
 
+    @functools.cached_property
+    def values(self) -> dict[str, Any]:
+        """The base's values by dotted key, defaults and derived values included."""
+        return flatten(self.assemble({}).model_dump(mode="json"))
+
     def base_parameters(self) -> Parameters:
         """The base's own values of the searched keys: trial 0."""
-        values = flatten(self.assemble({}).model_dump(mode="json"))
-        return {d.key: values.get(d.key) for d in self.dimensions if d.active(values)}
+        return {d.key: self.values.get(d.key) for d in self.dimensions if d.active(self.values)}
 
     def suggest(self, trial: "optuna.Trial") -> Parameters:
         """Parameters of a new trial."""
-        values = flatten(self.base)
+        values = dict(self.values)
         chosen: Parameters = {}
         for dimension in self.dimensions:
             if dimension.active(values):
@@ -135,6 +150,7 @@ class Space:
             _put(values, key, value)
         if seed is not None:
             values["seed"] = seed
+        shown = {key: str(value) for key, value in parameters.items()}
         if self.derived:
             known = flatten(self.model.model_construct().model_dump(mode="json", warnings=False)) | flatten(values)
             for key, expression in self.derived.items():
@@ -145,23 +161,35 @@ class Space:
                 value = int(value) if float(value).is_integer() else value
                 _put(values, key, value)
                 known[key] = value
-        return validate(self.model, values, self.document, ("base",))
+                shown[key] = f"{value} ({expression})"
+        try:
+            return validate(self.model, values, self.document, ("base",))
+        except WrongInput:
+            # Once more, for a message with the values and the lines that were used in the base's stead.
+            used = {
+                ("base", *key.split(".")): (self.document.line(self.place(key)), text) for key, text in shown.items()
+            }
+            document = dataclasses.replace(self.document, places=self.document.places | used)
+            return validate(self.model, values, document, ("base",))
 
     def place(self, key: str) -> Keys:
         """Where a key stands in the file: in `search`, else in `base`."""
         return ("search", key) if ("search", key) in self.document.places else ("base", *key.split("."))
 
     def corners(self) -> Iterator[Parameters]:
-        """Combinations of the ends of every dimension, at most a few thousand."""
-        ends = [dimension.ends() for dimension in self.dimensions]
-        for values in itertools.islice(itertools.product(*ends), _CORNERS):
-            yield dict(zip((dimension.key for dimension in self.dimensions), values, strict=True))
+        """Combinations by which the space is checked, at most a few thousand."""
+        for values in _combinations([dimension.checked() for dimension in self.dimensions], _CORNERS):
+            yield _active(self, dict(zip((dimension.key for dimension in self.dimensions), values, strict=True)))
 
     def corners_that_change(self, *sections: str) -> list[Parameters]:
-        """The corners, told apart only by the dimensions in these sections."""
+        """Combinations of the ends of the dimensions in these sections, at most 64."""
         kept = [d for d in self.dimensions if d.key.split(".")[0] in sections]
-        found = dataclasses.replace(self, dimensions=tuple(kept)).corners()
-        return [_active(self, corner) for corner in itertools.islice(found, 64)]
+        found: list[Parameters] = []
+        for values in _combinations([dimension.ends() for dimension in kept], _SHAPES):
+            corner = _active(self, dict(zip((dimension.key for dimension in kept), values, strict=True)))
+            if corner not in found:
+                found.append(corner)
+        return found
 
     def distributions(self, parameters: Parameters) -> "dict[str, BaseDistribution]":
         """Optuna's distributions of the given parameters."""
@@ -178,7 +206,12 @@ def read_space(document: Document, model: type[Training]) -> Space:
     base: dict[str, Any] = document.values["base"]
     search: dict[str, Any] = document.values.get("search") or {}
     keys = all_keys(model)
-    derived = {key: value for key, value in flatten(base).items() if is_expression(value)}
+    derived = {
+        key: value
+        for key, value in flatten(base).items()
+        # A text that begins with = is a text where no number is expected.
+        if is_expression(value) and key in keys and _kind(model, key)
+    }
     dimensions: list[Dimension] = []
     for key, told in search.items():
         if key not in keys:
@@ -189,6 +222,8 @@ def read_space(document: Document, model: type[Training]) -> Space:
             raise document.wrong(("search", key), message or _no_such(key, keys))
         if is_expression(told):
             derived[key] = told
+        elif key in derived:
+            raise document.wrong(("search", key), f"is derived in base ({derived[key]}) and searched; keep one of them")
         else:
             dimensions.append(_dimension(document, model, key, told, keys))
     derived = _in_order(document, derived, keys)
@@ -204,26 +239,33 @@ def _no_such(key: str, keys: list[str]) -> str:
 
 def _dimension(document: Document, model: type[Training], key: str, told: Any, keys: list[str]) -> Dimension:
     place: Keys = ("search", key)
-    if not isinstance(told, dict) or not {"low", "high", "choices"} & set(told):
+    if not isinstance(told, dict):
         found = document.written(place)
         raise document.wrong(
             place, f"give {{low: …, high: …}}, {{choices: […]}} or = an expression, found {found or 'nothing'}"
         )
-    when = tuple(
-        (other, tuple(value) if isinstance(value, list) else (value,))
-        for other, value in (told.get("when") or {}).items()
-    )
+    words = [*_Range.model_fields, "choices"]
+    for word in told:
+        if word not in words:
+            raise document.wrong((*place, word), unknown_key(word, words))
+    if "choices" in told and (extra := sorted(told.keys() & {"low", "high", "log", "step"})):
+        raise document.wrong((*place, extra[0]), "stands beside choices; give a range or choices, not both")
+    found = validate(_Choices if "choices" in told else _Range, told, document, place)
+    when = tuple((other, tuple(value) if isinstance(value, list) else (value,)) for other, value in found.when.items())
     for other, _ in when:
         if other not in keys:
             raise document.wrong((*place, "when", other), _no_such(other, keys))
-    if "choices" in told:
-        choices = validate(_Choices, told, document, place).choices
+    if isinstance(found, _Choices):
+        choices = found.choices
         if not choices:
-            raise document.wrong((*place, "choices"), "is empty: give at least one value")
-        if len({_plain(choice) for choice in choices}) < len(choices):
-            raise document.wrong((*place, "choices"), "has a value twice")
+            raise document.wrong((*place, "choices"), "is empty; give at least one value")
+        for i, choice in enumerate(choices):
+            at = (*place, "choices", i)
+            if problem := is_time(choice, document.written(at), key):
+                raise document.wrong(at, problem)
+            if choice in choices[:i]:
+                raise document.wrong(at, f"is there twice: {document.written(at)}")
         return Dimension(key, "choice", choices=tuple(choices), when=when)
-    found = validate(_Range, told, document, place)
     kind = _kind(model, key)
     if kind is None:
         raise document.wrong(place, "is not a number; give {choices: […]}")
@@ -234,12 +276,23 @@ def _dimension(document: Document, model: type[Training], key: str, told: Any, k
     if found.log and found.step is not None:
         raise document.wrong((*place, "step"), "a logarithmic range has no step")
     if found.step is not None and not 0 < found.step <= found.high - found.low:
-        raise document.wrong((*place, "step"), f"allowed: more than 0, at most high − low, found {found.step:g}")
+        raise document.wrong(
+            (*place, "step"), f"allowed: more than 0, at most high − low, found {document.written((*place, 'step'))}"
+        )
     if kind == "int":
         for name in ("low", "high", "step"):
             number = getattr(found, name)
             if number is not None and not float(number).is_integer():
-                raise document.wrong((*place, name), f"{key} is a whole number, found {number:g}")
+                written = document.written((*place, name))
+                raise document.wrong((*place, name), f"allowed: a whole number, as {key} is one, found {written}")
+    step = found.step or (1.0 if kind == "int" else None)
+    if step is not None and not math.isclose(steps := (found.high - found.low) / step, round(steps), abs_tol=1e-9):
+        reached = found.low + math.floor(steps) * step
+        raise document.wrong(
+            (*place, "high"),
+            f"is not a whole number of steps of {step:g} above low; the last one is at {reached:g}, "
+            f"found {document.written((*place, 'high'))}",
+        )
     return Dimension(key, kind, found.low, found.high, found.log, found.step, when=when)
 
 
@@ -252,14 +305,8 @@ def _kind(model: type[Training], key: str) -> Literal["int", "float"] | None:
     *section, name = key.split(".")
     inner = model_at(model, tuple(section))
     assert inner is not None
-    annotation: Any = inner.model_fields[name].annotation
-    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    members = {_bare(member) for member in (typing.get_args(annotation) if union else (annotation,))}
-    return "int" if int in members else "float" if float in members else None
-
-
-def _bare(annotation: Any) -> Any:
-    return typing.get_args(annotation)[0] if typing.get_origin(annotation) is typing.Annotated else annotation
+    kinds = members(inner.model_fields[name].annotation)
+    return "int" if int in kinds else "float" if float in kinds else None
 
 
 def _conditions_last(document: Document, dimensions: list[Dimension]) -> list[Dimension]:
@@ -291,34 +338,57 @@ def _in_order(document: Document, derived: dict[str, str], keys: list[str]) -> d
     while len(ordered) < len(derived):
         ready = [k for k in derived if k not in ordered and not (reads[k] & set(derived)) - set(ordered)]
         if not ready:
-            stuck = next(k for k in derived if k not in ordered)
-            raise document.wrong(("search", stuck), "derived values depend on each other in a circle")
+            stuck = [k for k in derived if k not in ordered]
+            place = ("search", stuck[0]) if ("search", stuck[0]) in document.places else ("base", *stuck[0].split("."))
+            raise document.wrong(place, f"derived values depend on each other in a circle: {', '.join(stuck)}")
         ordered |= {k: derived[k] for k in ready}
     return ordered
 
 
 def _check(space: Space) -> None:
     """The base, each end alone, and combinations of ends must be trainings; the base must lie in its search."""
-    document = space.document
-    base = flatten(space.assemble({}).model_dump(mode="json"))
+    document, base = space.document, space.values
     for dimension in space.dimensions:
+        _check_conditions(space, dimension)
         for i, value in enumerate(dimension.ends()):
             _check_alone(space, dimension, i, value)
     for dimension in space.dimensions:
         value = base.get(dimension.key)
         if dimension.active(base) and not dimension.holds(value):
+            written = document.written(("base", *dimension.key.split("."))) or f"{value}, the default,"
             raise document.wrong(
-                ("search", dimension.key), f"the base's value {value} is outside the search ({dimension.allowed()})"
+                ("search", dimension.key), f"the base's value {written} is outside the search ({dimension.allowed()})"
             )
     for corner in space.corners():
-        active = _active(space, corner)
         try:
-            space.assemble(active)
+            space.assemble(corner)
         except WrongInput as error:
-            told = ", ".join(f"{key} = {value}" for key, value in active.items())
-            message = str(error).split(": ", 2)[-1]
-            blamed = [key for key in active if key.rpartition(".")[2] in message]
-            raise document.wrong(("search", *blamed[-1:]), f"{message} (with {told})") from None
+            told = ", ".join(f"{key} = {value}" for key, value in corner.items())
+            raise document.wrong(_blamed(space, corner, error), f"{error.problem} (with {told})") from None
+
+
+def _blamed(space: Space, corner: Parameters, error: WrongInput) -> Keys:
+    """The searched key that a combination fails for, as far as the message names one."""
+    named = ".".join(str(key) for key in error.keys[1:])
+    if named in corner or named in space.derived:
+        return space.place(named)
+    words = set(re.findall(r"\w+", error.problem))
+    return ("search", *[key for key in corner if key.rpartition(".")[2] in words][-1:])
+
+
+def _check_conditions(space: Space, dimension: Dimension) -> None:
+    """Raise where a dimension can never exist."""
+    searched = {other.key: other for other in space.dimensions}
+    for key, allowed in dimension.when:
+        place: Keys = ("search", dimension.key, "when", key)
+        if key in space.derived:
+            raise space.document.wrong(place, f"{key} is derived; a condition reads searched keys or the base's own")
+        if key in searched and not (allowed and all(searched[key].holds(value) for value in allowed)):
+            found = space.document.written(place)
+            raise space.document.wrong(place, f"allowed: {searched[key].allowed()}, found {found}")
+        if key not in searched and space.values.get(key) not in allowed:
+            fixed = space.values.get(key)
+            raise space.document.wrong(place, f"is never so: {key} is not searched, and is {fixed} in base")
 
 
 def _check_alone(space: Space, dimension: Dimension, i: int, value: Any) -> None:
@@ -331,19 +401,36 @@ def _check_alone(space: Space, dimension: Dimension, i: int, value: Any) -> None
     assert inner is not None
     info = inner.model_fields[name]
     adapter: TypeAdapter[Any] = TypeAdapter(typing.Annotated[info.annotation, info])  # pyright: ignore
-    place: Keys = ("search", dimension.key, "choices", i) if dimension.kind == "choice" else ("search", dimension.key)
+    place: Keys = ("search", dimension.key)
+    if dimension.kind == "choice":
+        place = (*place, "choices", i)
+    elif value in (dimension.low, dimension.high):
+        place = (*place, "low" if value == dimension.low else "high")
     try:
         adapter.validate_python(value, strict=isinstance(value, bool) or None)
     except ValidationError as error:
-        first = error.errors()[0]
-        message = first["msg"].replace("Input should be a valid ", "allowed: ").replace("Input should be ", "allowed: ")
-        near = nearest(str(value), [str(a) for a in typing.get_args(info.annotation)])
-        raise document.wrong(place, f"{message.split(', unable')[0]}, found {value}{near}") from None
+        shown = document.written(place) if place[-1] != dimension.key else str(value)
+        raise document.wrong(place, refusal(error.errors()[0], shown)) from None
+
+
+def _combinations(values: list[list[Any]], most: int) -> Iterator[tuple[Any, ...]]:
+    """Every combination; where there are more than `most`, a spread of them with the first and the last."""
+    if math.prod(len(each) for each in values) <= most:
+        yield from itertools.product(*values)
+        return
+    yield tuple(each[0] for each in values)
+    yield tuple(each[-1] for each in values)
+    draw = random.Random(0)  # noqa: S311 - a spread, the same one every time
+    for _ in range(most - 2):
+        yield tuple(draw.choice(each) for each in values)
 
 
 def _active(space: Space, corner: Parameters) -> Parameters:
-    values = flatten(space.base) | corner
-    return {d.key: corner[d.key] for d in space.dimensions if d.key in corner and d.active(values)}
+    values, chosen = dict(space.values), {}
+    for dimension in space.dimensions:
+        if dimension.key in corner and dimension.active(values):
+            chosen[dimension.key] = values[dimension.key] = corner[dimension.key]
+    return chosen
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -358,6 +445,8 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
     *section, name = key.split(".")
     for part in section:
         values = values.setdefault(part, {})
+        if not isinstance(values, dict):
+            return  # no section stands there, which validation will say
     values[name] = value
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import optuna
 
 from .folders import read_sweep
-from .history import Record, read
+from .history import replay
 from .searchers import Study
 from .sweep import Sweep
 
@@ -17,9 +17,7 @@ from .sweep import Sweep
 def update_study(sweep: Sweep, folder: Path) -> None:
     """Write the study anew from the history, and put it in place at once."""
     study = Study(sweep)
-    record = Record()
-    for event in read(folder / "history.jsonl"):
-        record.apply(event)
+    for event, record in replay(folder / "history.jsonl"):
         study.apply(event, record)
     temporary = folder / ".study.db"
     for leftover in folder.glob(".study.db*"):

@@ -18,7 +18,7 @@ def summarise(sweep: Sweep, record: Record, run_ids: Mapping[int, str] | None = 
     groups: dict[Any, list[Trial]] = {}
     for trial in trials:
         if within is not None and within in trial.parameters:
-            groups.setdefault(trial.parameters[within], []).append(trial)
+            groups.setdefault(sweep.group_of(trial.parameters), []).append(trial)
     best_within = {value: best_of(sweep, members) for value, members in groups.items()}
     closed = record.closed or {}
     return {
@@ -81,7 +81,7 @@ def _without_stopping(trials: list[Trial]) -> float:
     for trial in trials:
         if trial.state == "complete":
             total += trial.seconds
-        elif trial.state == "stopped" and trial.last is not None:
+        elif trial.state == "stopped" and trial.last is not None and trial.last.examples:
             total += trial.seconds * trial.last.total / trial.last.examples
     return total
 

@@ -2,12 +2,14 @@
 
 import dataclasses
 import difflib
+import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
 from ..trainables import registry
 from ..trainables.settings import Training
@@ -34,16 +36,22 @@ class Sweep:
         """1 where less of the objective is better, else -1."""
         return 1 if self.settings.objective.goal == "minimize" else -1
 
+    def group_of(self, parameters: Parameters) -> Any:
+        """The value that a trial shares with those it is compared with; None where all are compared."""
+        within = self.settings.early_stopping.within
+        return self.space.plain({within: parameters[within]})[within] if within in parameters else None
+
     def training(self, parameters: Parameters, repeat: int = 0) -> Training:
         """The training of a configuration; its repeats differ in the seed alone."""
-        base_seed = self.space.base.get("seed", 0)
-        return self.space.assemble(parameters, seed=base_seed + repeat)
+        training = self.space.assemble(parameters)
+        return self.space.assemble(parameters, seed=training.seed + repeat) if repeat else training
 
-    @property
+    @functools.cached_property
     def grace(self) -> float:
         """Share of the budget before the first comparison: never inside a warm-up that can be proposed."""
-        warmups = [d.high for d in self.space.dimensions if d.key == "schedule.warmup" and d.kind != "choice"]
-        warmups += [max(d.choices) for d in self.space.dimensions if d.key == "schedule.warmup" and d.choices]
+        warmups = [max(d.ends()) for d in self.space.dimensions if d.key == "schedule.warmup"]
+        if "schedule.warmup" in self.space.derived:
+            warmups += [self.training(corner).schedule.warmup for corner in self.space.corners()]
         return max(self.settings.early_stopping.grace, self.training({}).schedule.warmup, *warmups)
 
     def rungs(self, budgets: list[float]) -> tuple[float, ...]:
@@ -62,7 +70,8 @@ class Sweep:
     def resolved(self) -> str:
         """The sweep as a file, with every default filled in."""
         values: dict[str, Any] = self.settings.model_dump(mode="json")
-        base = self.training({}).model_dump(mode="json", exclude_none=True)
+        training = self.training({})
+        base = _stated(training, training.model_dump(mode="json"))
         for key, expression in self.space.derived.items():
             if key not in self.settings.search:
                 *section, name = key.split(".")
@@ -71,7 +80,7 @@ class Sweep:
                     target = target[part]
                 target[name] = expression
         values["base"] = base
-        return yaml.safe_dump(_exact(values), sort_keys=False, allow_unicode=True)
+        return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def load(name_or_path: str, overrides: tuple[str, ...] = ()) -> Sweep:
@@ -108,16 +117,33 @@ def check(document: Document, name: str) -> Sweep:
         raise document.wrong(("objective", "metric"), f"allowed: {', '.join(goals)}, found {objective.metric}{near}")
     if objective.goal != goals[objective.metric]:
         raise document.wrong(
-            ("objective", "goal"), f"{objective.metric} is to {goals[objective.metric]}, found {objective.goal}"
+            ("objective", "goal"),
+            f"{objective.metric} is to {goals[objective.metric]}, found {objective.goal}; "
+            f"write goal: {goals[objective.metric]}",
         )
     space = read_space(document, model)
-    within = settings.early_stopping.within
-    if within is not None and within not in {d.key for d in space.dimensions}:
-        raise document.wrong(("early_stopping", "within"), f"{within} is not a searched key")
+    _check_within(document, settings, space)
     sweep = Sweep(name, settings, space, document)
     if settings.search and sweep.grace >= 1 and settings.early_stopping.rule != "none":
-        raise document.wrong(("early_stopping", "grace"), "no comparison is left: the grace is the whole budget")
+        raise document.wrong(
+            ("early_stopping", "grace"),
+            f"allowed: less than 100%, found {sweep.grace:.0%} (the grace, or the largest warm-up that is searched)",
+        )
     return sweep
+
+
+def _check_within(document: Document, settings: SweepSettings, space: Space) -> None:
+    place, within = ("early_stopping", "within"), settings.early_stopping.within
+    # A range of numbers makes a group of every trial, and nothing to compare.
+    kinds = {d.key: d.kind for d in space.dimensions}
+    allowed = [key for key, kind in kinds.items() if kind != "float"]
+    if within is None or within in allowed:
+        return
+    if within in kinds:
+        raise document.wrong(place, f"{within} is a range, of which no two trials share a value; give its choices")
+    near = files.nearest(within, allowed)
+    there = f"; allowed: {', '.join(allowed)}" if allowed and not near else ""
+    raise document.wrong(place, f"{within} is not a searched key{near or there}")
 
 
 def changed(before: Sweep, after: Sweep) -> dict[str, list[Any]]:
@@ -137,10 +163,29 @@ def with_name(sweep: Sweep, name: str) -> Sweep:
     return dataclasses.replace(sweep, name=name)
 
 
-def _exact(value: Any) -> Any:
-    # 1e-03 in YAML 1.1 is text for other readers, 0.001 is not; tuples are lists.
-    if isinstance(value, dict):
-        return {key: _exact(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_exact(item) for item in value]
-    return value
+def _stated(model: BaseModel, values: dict[str, Any]) -> dict[str, Any]:
+    """Values to write down: nulls only where they say something, as where a default is another."""
+    fields = type(model).model_fields
+    kept = {}
+    for key, value in values.items():
+        inner = getattr(model, key)
+        if isinstance(inner, BaseModel):
+            kept[key] = _stated(inner, value)
+        elif value is not None or fields[key].default is not None:
+            kept[key] = value
+    return kept
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text so that our own reader takes it for text: `400k` and `nan` are more than that to it."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    try:
+        plain = files.scalar(text) == text
+    except ValueError:
+        plain = False
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else "'")
+
+
+_Dumper.add_representer(str, _text)

@@ -21,7 +21,7 @@ from .mlflow_store import State, Store, find_run, run_ids
 from .space import flatten
 from .sweep import Sweep
 from .trial_folders import Look, TrialFolder
-from .ui import comparison_address, comparison_view, describe_sweep, describe_trial, text, title
+from .ui import color, comparison_address, comparison_view, describe_sweep, describe_trial, text, title
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -81,9 +81,9 @@ class Tracker:
         """Write what is new. An error of MLflow's is logged when an outage begins, and the next call goes on."""
         try:
             self._follow()
-            news = self._dirty | {number for number, folder in self._folders.items() if folder.has_news()}
-            if self._record.opened and (news or self._parent_dirty):
-                self._project(news)
+            anew = self._client is None or self._identity != self.store.identity()
+            if self._record.opened and (anew or self._dirty or self._parent_dirty or self._news()):
+                self._project()
             self._look_away()
         except Exception as error:
             from mlflow.exceptions import MlflowException
@@ -146,6 +146,9 @@ class Tracker:
             self._folders[number] = TrialFolder(path, state.metrics.get(number, 0), samples, time.monotonic())
         return self._folders[number]
 
+    def _news(self) -> set[int]:
+        return {number for number, folder in self._folders.items() if folder.has_news()}
+
     def _look_away(self) -> None:
         """From trials that have been over for a while: a look costs what is new, not what there is."""
         past = [number for number, folder in self._folders.items() if folder.until < time.monotonic()]
@@ -166,9 +169,9 @@ class Tracker:
 
     # What MLflow gets.
 
-    def _project(self, news: set[int]) -> None:
+    def _project(self) -> None:
         client = self._connect()
-        for number in sorted(news | self._dirty):
+        for number in sorted(self._dirty | self._news()):
             if not self._shown[number].deleted:
                 self._project_trial(client, number)
             self._dirty.discard(number)
@@ -204,8 +207,12 @@ class Tracker:
                 self._folder(number).until = until
             if number not in state.runs or shown.status != self._due(number):
                 self._dirty.add(number)
+            elif self._record.trials[number].over and number not in state.metrics:
+                # The status is written last: with it, all of the trial is there.
+                self._dirty.discard(number)
+                self._start_over(number)
         if not state.parent:
-            tags = {"rigsweep.sweep": name, "rigsweep.opened": self._key, "mlflow.user": getpass.getuser()}
+            tags = {"rigsweep.sweep": name, "rigsweep.opened": self._key}
             state.parent = client.create_run(state.experiment, _ms(self._began), tags, name).info.run_id
             self._parent_status = ("RUNNING", None)
         self._parent_dirty = True
@@ -244,7 +251,8 @@ class Tracker:
 
     def _create_run(self, client: "MlflowClient", trial: Trial, shown: _Shown) -> None:
         state, name = self._state, title(trial, self._definition().settings.repeats)
-        tags = {"rigsweep.opened": self._key, "rigsweep.trial": str(trial.number), "mlflow.parentRunId": state.parent}
+        tags = {"rigsweep.opened": self._key, "rigsweep.trial": str(trial.number)}
+        tags |= {"mlflow.parentRunId": state.parent, "mlflow.runColor": color(trial.number)}
         run = client.create_run(state.experiment, _ms(shown.begun), tags, name)
         state.runs[trial.number] = run.info.run_id
         shown.status, shown.parameters = ("RUNNING", None), False
@@ -304,7 +312,7 @@ class TrackerActor:
 
     def __init__(self, folder: Path, store: Store, every: float = 1.0):
         self._folder, self._store, self._every = folder, store, every
-        self._leaving = threading.Event()
+        self._leaving, self._patience = threading.Event(), float("inf")
         self._behind: str | None = "MLflow has not answered yet"
         self._thread = threading.Thread(target=self._run, daemon=True, name="tracker")
         self._thread.start()
@@ -315,6 +323,7 @@ class TrackerActor:
 
     def finish(self, timeout: float) -> None:
         """Catch up to the end of the history and stop. Raises `TimeoutError` that says why it could not."""
+        self._patience = time.monotonic() + timeout
         self._leaving.set()
         self._thread.join(timeout)
         if self._thread.is_alive() or self._behind:
@@ -323,16 +332,14 @@ class TrackerActor:
     def _run(self) -> None:
         try:
             tracker = Tracker(self._folder, self._store)
-            while True:
+            while time.monotonic() < self._patience:
                 last = self._leaving.is_set()  # asked before the look, which then sees all that was written
                 tracker.catch_up()
                 self._behind = tracker.behind or (None if last else "the end of the history is not reached")
                 if not self._behind:
                     return
-                if last:
-                    time.sleep(self._every)  # an outage: until `finish` gives up
-                else:
-                    self._leaving.wait(self._every)
+                # Rarely while MLflow is away, which is no help to it; `finish` is waited for.
+                (time.sleep if last else self._leaving.wait)(self._every * (10 if tracker.behind and not last else 1))
         except Exception as error:  # noqa: BLE001 - the thread's end: nobody else would hear of it
             _log.exception("tracking has ended; the record can be rebuilt from the history")
             self._behind = f"{type(error).__name__}: {error}"
@@ -358,6 +365,7 @@ def _origin(opened: Event) -> dict[str, str]:
         "rigsweep.sweep": opened["sweep"],
         "rigsweep.trainable": opened["trainable"],
         "rigsweep.versions": ", ".join(f"{name} {told}" for name, told in versions.items()),
+        "mlflow.user": getpass.getuser(),
         "mlflow.source.name": "rigsweep",
         "mlflow.source.type": "LOCAL",
     } | ({"mlflow.source.git.commit": git["commit"], "rigsweep.git.dirty": text(git["dirty"])} if git else {})

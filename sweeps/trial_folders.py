@@ -111,7 +111,7 @@ def _points(row: dict[str, Any]) -> Iterator[Point]:
         if name in _BESIDE and not (evaluation and name in ("flops", "seconds")):
             continue
         if isinstance(value, int | float) and not isinstance(value, bool):
-            yield Point(name, float(value), row["time"], int(row["examples"]))
+            yield Point(name, float(value), row["time"], row["examples"])
 
 
 def _read_rows(path: Path, start: int) -> Iterator[tuple[dict[str, Any], int]]:
@@ -122,15 +122,13 @@ def _read_rows(path: Path, start: int) -> Iterator[tuple[dict[str, Any], int]]:
             if not line.endswith(b"\n"):
                 return
             start += len(line)
-            if not line.strip():
-                continue
+            row: dict[str, Any] = {}
             try:
-                row = json.loads(line)
-                whole = isinstance(row["examples"], int) and isinstance(row["time"], int | float)
+                row = json.loads(line) if line.strip() else {}
+                whole = not row or (isinstance(row["examples"], int) and isinstance(row["time"], int | float))
             except (ValueError, TypeError, KeyError):
                 whole = False
             if not whole:
                 # Half a line of a process that was killed, which its successor has ended.
                 _log.warning("%s: the row that ends at byte %d is damaged and left out", path, start)
-                continue
-            yield row, start
+            yield row if whole else {}, start

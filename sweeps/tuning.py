@@ -159,6 +159,9 @@ def run_tune(controller: Controller, pool: Any, lanes: int, job: Callable[[int],
             scheduler=TuneScheduler(controller, searcher, pool),
             num_samples=-1,  # until the searcher says that it is finished
             reuse_actors=True,
+            # Ours are in the history; the default would be made of the whole job.
+            trial_name_creator=lambda trial: trial.trial_id,
+            trial_dirname_creator=lambda trial: trial.trial_id,
         ),
         run_config=tune.RunConfig(
             name="tune",

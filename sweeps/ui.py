@@ -4,6 +4,7 @@ The view is one of MLflow's saved views (a tag of the experiment), to which an a
 reading MLflow 3.17's pages and trying; where a version does not know it, its plain list of runs is shown.
 """
 
+import colorsys
 import contextlib
 import fcntl
 import heapq
@@ -17,7 +18,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,25 +42,38 @@ def short(value: Any) -> str:
 
 def title(trial: Trial, repeats: int = 1) -> str:
     """A run's name: the number, then what was searched, for lists that show nothing else."""
-    told = [f"{key.rpartition('.')[2]} {short(value)}" for key, value in trial.parameters.items()]
+    told = [f"{name} {short(trial.parameters[key])}" for key, name in _short_names(trial.parameters).items()]
     seed = [f"seed {trial.seed}"] if repeats > 1 else []
     return f"trial {trial.number}: {', '.join(told + seed) or 'base'}"[:200]
 
 
+def color(number: int) -> str:
+    """A trial's colour, as #rrggbb: hues a golden angle apart, so that neighbours never look alike."""
+    red, green, blue = colorsys.hls_to_rgb(number * 0.618034 % 1, 0.36 + 0.12 * (number % 3), 0.7)
+    return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
+
+
+def _short_names(keys: Iterable[str]) -> dict[str, str]:
+    # Lists and legends have room for some twenty letters: learning_rate is lr there, as everybody says.
+    names = {key: key.rpartition(".")[2] for key in keys}
+    names = {key: "".join(word[0] for word in n.split("_") if word) if "_" in n else n for key, n in names.items()}
+    return {key: name if list(names.values()).count(name) == 1 else key for key, name in names.items()}
+
+
 def describe_trial(trial: Trial, sample: Path | None) -> str:
-    """A run's description in Markdown: how it went, what was searched, and the newest text sample."""
+    """A run's description in Markdown: how it went, the newest text sample, and what was searched."""
     lines = [f"**{trial.state.replace('_', ' ')}**" + (f": {trial.reason}" if trial.reason else "")]
-    if trial.parameters:
-        lines += ["", "| searched | value |", "|---|---|"]
-        lines += [f"| {key} | {_cell(short(value))} |" for key, value in trial.parameters.items()]
     if sample is not None and sample.suffix == ".txt":
+        # Of a long description MLflow shows the first lines until one asks for more: the sample is among them.
         words = sample.read_text(encoding="utf-8", errors="replace")[:3000]
         fence = "```"
         while fence in words:
             fence += "`"
         examples = sample.name.partition("-")[0].lstrip("0") or "0"
-        lines += ["", f"Sample after {int(examples):,} examples:", "", fence, words, fence]
-    return "\n".join(lines)
+        lines[0] += f" · sample after {int(examples):,} examples:"
+        lines += [fence, words, fence]
+    searched = [f"{key} {short(value)}" for key, value in trial.parameters.items()]
+    return "\n".join([*lines, "", " · ".join(searched)])
 
 
 def describe_sweep(record: Record, experiment: str, runs: Mapping[int, str], comparison: str) -> str:
@@ -69,17 +83,16 @@ def describe_sweep(record: Record, experiment: str, runs: Mapping[int, str], com
     closed = record.closed
     state = f"{closed['state']}: {closed['reason']}" if closed else "running"
     counts = Counter(trial.state.replace("_", " ") for trial in record.trials.values())
-    lines = [
-        f"**{record.opened.get('question') or record.opened['sweep']}**",
-        "",
-        f"The sweep is {state}. Of {len(record.trials)} trials: {', '.join(f'{n} {s}' for s, n in counts.items())}.",
-        f"[Compare the trials]({comparison})",
-    ]
     complete = [trial for trial in record.trials.values() if trial.state == "complete" and trial.value is not None]
     best = heapq.nsmallest(5, complete, key=lambda trial: (sign * (trial.value or 0.0), trial.number))
-    if best:
+    page = f"#/experiments/{experiment}/runs"
+    lines = [f"**{record.opened.get('question') or record.opened['sweep']}**", ""]
+    for trial in best[:1]:
+        name = f"[{_cell(title(trial))}]({page}/{runs.get(trial.number, '')})"
+        lines += [f"Best: {name} with {objective['metric']} {trial.value:.4g}. [Compare the trials]({comparison})", ""]
+    lines += [f"The sweep is {state}. Of {len(record.trials)} trials: {', '.join(f'{n} {s}' for s, n in counts.items())}."]
+    if len(best) > 1:
         lines += ["", f"| best | {objective['metric']} |", "|---|---|"]
-        page = f"#/experiments/{experiment}/runs"
         for trial in best:
             lines.append(f"| [{_cell(title(trial))}]({page}/{runs.get(trial.number, '')}) | {trial.value:.4g} |")
     return "\n".join(lines)
@@ -92,7 +105,8 @@ def _cell(told: str) -> str:
 def comparison_address(base: str, experiment_id: str, view: str) -> str:
     """Where a sweep's trials are compared; `base` is the server's address, `view` the saved view's name."""
     # Any filter or order in the address itself would make MLflow pass over the view.
-    return f"{base}#/experiments/{experiment_id}/runs?viewStateShareKey={view}&compareRunsMode=CHART"
+    page = f"{base}#/experiments/{experiment_id}/runs"
+    return f"{page}?viewStateShareKey={view}&compareRunsMode=CHART&workflowType=machine_learning"
 
 
 def comparison_view(sweep: Sweep, key: str) -> str:
@@ -106,6 +120,8 @@ def comparison_view(sweep: Sweep, key: str) -> str:
         _line("loss", "training loss over examples"),
         _line(objective.metric, f"{objective.metric} over FLOPs", over="flops"),
         _chart("BAR", "objective", metricKey="objective", displayName=f"final {objective.metric}"),
+        # MLflow would add charts of what is there only to be an axis.
+        *(_line(name, name) | {"deleted": True} for name in ("flops", "seconds")),
     ]
     if numeric:
         parallel = {"selectedParams": numeric, "selectedMetrics": ["objective"], "showAllRuns": False}
@@ -184,19 +200,21 @@ def serve(runs: Path, port: int | None, sweep: str | None) -> None:
     view = f"rigsweep-{state.sweep}"
 
     def tell(base: str) -> None:
-        print(f"{folder.name}: {comparison_address(f'{base}/', state.experiment, view)}", flush=True)
+        # A sweep that has just begun may not be in MLflow yet.
+        place = comparison_address(f"{base}/", state.experiment, view) if state.experiment else base
+        print(f"{folder.name}: {place}", flush=True)
 
     if store.uri.startswith("http"):
         tell(store.uri.rstrip("/"))
         return
     store.open()  # makes the tables, if there are none, where no other process does so at the same time
     port = _port(port)
-    with _server(store.uri, str(store.artifacts or runs / "artifacts"), port) as server:
+    artifacts = str(store.artifacts or runs / "artifacts")
+    with contextlib.suppress(KeyboardInterrupt), _server(store.uri, artifacts, port) as server:
         tell(f"http://127.0.0.1:{port}")
         print("Ctrl-C ends it", flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            if code := server.wait():
-                raise WrongInput(f"MLflow's server has ended with exit code {code}")
+        if code := server.wait():
+            raise WrongInput(f"MLflow's server has ended with exit code {code}")
 
 
 @contextlib.contextmanager

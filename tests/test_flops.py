@@ -13,9 +13,7 @@ from rigsweep.trainables.gpt_settings import GPTTraining
 
 def task_of(monkeypatch, tmp_path, vocabulary: int, length: int, **settings) -> GPTTask:
     """A task on a text that has no tokenizer, so that any size of vocabulary is quick."""
-    stream = SimpleNamespace(
-        name="text", windows=lambda starts, size: np.zeros((len(starts), size), np.int64)
-    )
+    stream = SimpleNamespace(name="text", windows=lambda starts, size: np.zeros((len(starts), size), np.int64))
     stream = type("Stream", (SimpleNamespace,), {"__len__": lambda self: 10 * length})(**vars(stream))
     text = SimpleNamespace(vocabulary=SimpleNamespace(size=vocabulary), training=stream, validation=stream)
     monkeypatch.setattr("rigsweep.trainables.gpt.prepare", lambda data, cache: text)
@@ -55,9 +53,7 @@ def test_the_124m_configuration_takes_770_mflop_per_token(monkeypatch, tmp_path)
 
 
 def test_counting_leaves_the_generator_alone(monkeypatch, tmp_path):
-    task = task_of(
-        monkeypatch, tmp_path, 65, 32, model={"layers": 1, "width": 32, "head_width": 8, "dropout": 0.5}
-    )
+    task = task_of(monkeypatch, tmp_path, 65, 32, model={"layers": 1, "width": 32, "head_width": 8, "dropout": 0.5})
     before = torch.get_rng_state()
     training_flops_per_example(task)
     assert torch.equal(torch.get_rng_state(), before)

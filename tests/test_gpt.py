@@ -23,9 +23,7 @@ from rigsweep.trainables.text_generation import choose, generate
 
 VOCABULARY, CONTEXT = 61, 32
 CPU = torch.device("cpu")
-TEXT = "".join(
-    f"{number} bottles, {number * number} ships and a sea of {number % 7}.\n" for number in range(300)
-)
+TEXT = "".join(f"{number} bottles, {number * number} ships and a sea of {number % 7}.\n" for number in range(300))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -48,8 +46,8 @@ def lively(**changes) -> GPT:
     """A model whose logits differ clearly, as those of a trained one do."""
     model = model_of(tied=False, **changes).eval()  # a tied one just repeats itself
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(8)
+        for name, parameter in model.named_parameters():
+            parameter.mul_(20 if name == "head.weight" else 8 if "attention.out" in name else 1)
     return model
 
 
@@ -215,9 +213,10 @@ def test_bf16_autocast_is_close_and_trains_fp32_weights():
         assert torch.cosine_similarity(gradient.flatten(), rough[name].flatten(), dim=0) > 0.98, name
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_compiled_model_gives_the_same(backend, precision, monkeypatch):
+@pytest.mark.parametrize(
+    ("precision", "backend"), [("bf16", "aot_eager"), pytest.param("fp32", "inductor", marks=pytest.mark.slow)]
+)
+def test_a_compiled_model_gives_the_same(precision, backend, monkeypatch):
     """As one graph, also with the loss in chunks."""
     monkeypatch.setattr(cross_entropy, "__defaults__", (VOCABULARY * 24,))
     model, tokens, targets = model_of(layers=1), tokens_of(2), tokens_of(2, seed=2)
@@ -305,7 +304,7 @@ def uncached(model: GPT, prompt: list[int], tokens: int) -> list[int]:
 @pytest.mark.parametrize("length", [1, 5, CONTEXT - 1, CONTEXT, 3 * CONTEXT + 1])
 @pytest.mark.parametrize("qk_norm", [True, False])
 def test_the_cache_changes_no_greedy_token(length, qk_norm):
-    model = lively(qk_norm=qk_norm)
+    model = lively(qk_norm=qk_norm, seed=2)
     prompt = tokens_of(1, length)[0].tolist()
     found = generate(model, prompt, tokens=3 * CONTEXT, temperature=0)
     assert found == uncached(model, prompt, 3 * CONTEXT)
@@ -345,11 +344,7 @@ def test_choosing_follows_the_probabilities():
     torch.testing.assert_close(expected=shares(top_k=2), **near(2 / 3, 0, 1 / 3, 0))
     torch.testing.assert_close(expected=shares(top_p=0.7), **near(2 / 3, 0, 1 / 3, 0))  # 0.5 is not yet 0.7
     torch.testing.assert_close(expected=shares(top_k=3, top_p=0.6), **near(2 / 3, 0, 1 / 3, 0))
-    assert (
-        {choose(logits, 0) for _ in range(5)}
-        == {choose(logits, 1, top_k=1), choose(logits, 1, top_p=0.01)}
-        == {0}
-    )
+    assert {choose(logits, 0) for _ in range(5)} == {choose(logits, 1, top_k=1), choose(logits, 1, top_p=0.01)} == {0}
 
 
 # --- the task ---
@@ -393,9 +388,7 @@ def test_the_evaluation_is_always_the_same(tmp_path, monkeypatch):
     assert set(first) == set(GPTTraining.METRICS)
     assert first["validation/loss"] == pytest.approx(math.log(task.text.vocabulary.size), abs=0.1)
     # ASCII characters: a byte each, but for the end of the document
-    assert first["validation/bits_per_byte"] == pytest.approx(
-        first["validation/loss"] / math.log(2), rel=0.01
-    )
+    assert first["validation/bits_per_byte"] == pytest.approx(first["validation/loss"] / math.log(2), rel=0.01)
     assert model.training
     task.evaluate(model.eval(), CPU)
     assert not model.training

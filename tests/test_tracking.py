@@ -1,10 +1,24 @@
-"""The MLflow projection, against the real MLflow on SQLite."""
+"""The MLflow projection, against the real MLflow: what it shows, and that it is rebuilt whatever is lost."""
 
 import json
+import logging
 import math
+import os
 import random
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from rigsweep.sweeps import tracking
+from rigsweep.sweeps.files import WrongInput
+from rigsweep.sweeps.tracking import Store, Tracker, TrackerActor, find_run, run_ids
 
 SWEEP = """
 question: 哪个学习率 suits "each" width?
@@ -26,10 +40,10 @@ BEGAN = 1_700_000_000.0
 class Made:
     """A sweep's folder, written by hand: time goes on by a second an event."""
 
-    def __init__(self, runs: Path, name: str = "made", trials: int = 0):
+    def __init__(self, runs: Path, name: str = "made", trials: int = 0, sweep: str = SWEEP):
         self.folder = runs / name
         self.folder.mkdir(parents=True)
-        (self.folder / "sweep.yaml").write_text(SWEEP, encoding="utf-8")
+        (self.folder / "sweep.yaml").write_text(sweep, encoding="utf-8")
         self.name, self.now = name, BEGAN
         self.open()
         random_ = random.Random(0)
@@ -84,3 +98,324 @@ class Made:
         path = self.folder / "trials" / str(number) / "samples" / f"{examples:012d}-text.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(words, encoding="utf-8")
+
+
+PARAMETERS = {"optimizer.learning_rate": 1e-3, "schedule.warmup": 0.02, "model.width": 64}
+
+
+@pytest.fixture(autouse=True)
+def _own_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+def catch_up(made: Made) -> Tracker:
+    """As another process would: nothing in mind."""
+    tracker = Tracker(made.folder, Store.of(made.folder.parent))
+    tracker.catch_up()
+    assert tracker.behind is None
+    return tracker
+
+
+def shown(runs: Path, name: str = "made") -> dict[Any, dict[str, Any]]:
+    """All that MLflow has of a sweep, by trial (-1 the parent), without its own ids."""
+    client = Store.of(runs).open()
+    experiment = client.get_experiment_by_name(name)
+    assert experiment is not None
+    found: dict[Any, dict[str, Any]] = {}
+    names = {run.info.run_id: run.info.run_name for run in client.search_runs([experiment.experiment_id])}
+    for run in client.search_runs([experiment.experiment_id]):
+        tags = dict(run.data.tags)
+        for key, value in tags.items():
+            for run_id, run_name in names.items():
+                value = value.replace(run_id, run_name or "")
+            tags[key] = value
+        number = int(tags.get("rigsweep.trial", -1))
+        assert number not in found, "a run stands there twice"
+        where = "samples" if number >= 0 else None
+        found[number] = {
+            "name": run.info.run_name,
+            "status": run.info.status,
+            "times": (run.info.start_time, run.info.end_time),
+            "parameters": run.data.params,
+            "tags": tags,
+            "points": {
+                key: [(m.step, None if math.isnan(m.value) else m.value, m.timestamp) for m in client.get_metric_history(run.info.run_id, key)]
+                for key in run.data.metrics
+            },
+            "files": [file.path for file in client.list_artifacts(run.info.run_id, where)],
+        }
+    return found
+
+
+def test_nothing_doubles_and_everything_is_rebuilt(tmp_path: Path) -> None:
+    made = Made(tmp_path, trials=3)
+    made.event("closed", state="complete", reason="every trial is over")
+    catch_up(made).catch_up()
+    first = shown(tmp_path)
+    assert {number: run["status"] for number, run in first.items()} == {
+        -1: "FINISHED", 0: "FINISHED", 1: "FINISHED", 2: "KILLED"
+    }
+    trial = first[0]
+    assert trial["points"]["objective"][0][:2] == (400_000, trial["points"]["validation/loss"][-1][1])
+    assert len(trial["points"]["validation/loss"]) == 10 and len(trial["points"]["loss"]) == 40
+    assert trial["points"]["flops"][-1][1] == 400_000 * 1e6
+    assert "objective" not in first[2]["points"]
+    assert trial["files"] == ["samples/000000400000-text.txt"] and first[-1]["files"] == ["sweep.yaml"]
+    assert "你好" in trial["tags"]["mlflow.note.content"]
+    assert trial["tags"]["mlflow.parentRunId"] == "made"
+    assert trial["tags"]["rigsweep.card"] == "NVIDIA GeForce RTX 3090"
+    assert trial["parameters"]["optimizer.betas"] == "[0.9, 0.95]" and trial["parameters"]["seed"] == "0"
+    assert "哪个学习率" in first[-1]["tags"]["mlflow.note.content"]
+    catch_up(made)
+    (made.folder / "mlflow.json").unlink()
+    catch_up(made)
+    assert shown(tmp_path) == first
+    (tmp_path / "mlflow.db").unlink()
+    catch_up(made)
+    assert shown(tmp_path) == first
+    (tmp_path / "mlflow.db").unlink()
+    (made.folder / "mlflow.json").write_text('{"store": "sqlite')  # as good as gone
+    tracker = catch_up(made)
+    assert shown(tmp_path) == first
+    (tmp_path / "mlflow.db").unlink()  # under the eyes of a process that has it open
+    tracker.catch_up()
+    assert shown(tmp_path) == first
+
+
+def test_bit_by_bit_is_the_same_as_in_one_go(tmp_path: Path) -> None:
+    runs = [tmp_path / "bit by bit", tmp_path / "in one go"]
+    many, one = (Made(folder) for folder in runs)
+    tracker = Tracker(many.folder, Store.of(runs[0]))
+    for made in (many, one):
+        steps = [
+            lambda: made.start(0, PARAMETERS),
+            lambda: made.row(0, 1000, loss=3.0, nothing=None, told="so"),
+            lambda: made.row(0, 2000, **{"validation/loss": 2.5}),
+            lambda: made.sample(0, 2000, "first"),
+            lambda: made.row(0, 3000, loss=float("nan")),
+            lambda: write(made, '{"examples": 4000, "loss": 1'),  # a process was killed while it wrote
+            lambda: made.event("interrupted", trial=0, reason="asked to leave", seconds=1.0),
+            lambda: made.open(),
+            lambda: made.start(0),
+            lambda: write(made, "\n\n"),
+            lambda: made.row(0, 2000, **{"validation/loss": 2.5}),  # over again, from its last checkpoint
+            lambda: made.row(0, 3000, loss=2.4),
+            lambda: made.sample(0, 2000, "first"),
+            lambda: made.row(0, 4000, **{"validation/loss": 2.0}),
+            lambda: made.sample(0, 4000, "```second"),
+            lambda: made.end(0, "complete", "its budget is spent", value=2.0),
+            lambda: made.row(0, 4001, **{"speed/mfu": 0.3}),  # late
+        ]
+        for step in steps:
+            step()
+            if made is many:
+                tracker.catch_up()
+                assert tracker.behind is None
+    catch_up(one)
+    bits, whole = (shown(folder) for folder in runs)
+    assert bits == whole
+    points = bits[0]["points"]
+    assert [step for step, _, _ in points["validation/loss"]] == [2000, 4000]
+    assert [step for step, _, _ in points["loss"]] == [1000, 3000] and points["loss"][1][1] is None
+    assert "speed/mfu" in points and "nothing" not in points and "told" not in points
+    assert "```second" in bits[0]["tags"]["mlflow.note.content"]
+
+
+def write(made: Made, words: str) -> None:
+    with (made.folder / "trials" / "0" / "metrics.jsonl").open("a") as file:
+        file.write(words)
+
+
+ENDS = {
+    "complete": "FINISHED", "stopped": "KILLED", "diverged": "KILLED", "out_of_memory": "FAILED", "failed": "FAILED"
+}
+
+
+def test_statuses(tmp_path: Path) -> None:
+    made = Made(tmp_path)
+    states = [*ENDS, "interrupted", "running", "lost"]
+    for number, state in enumerate(states):
+        made.start(number, PARAMETERS)
+        if state in ENDS:
+            made.end(number, state, f"it is {state}", value=1.0 if state == "complete" else None)
+        elif state != "running":
+            made.event(state, trial=number, reason="the lane was lost", seconds=1.0)
+    made.event("proposed", trial=8, group=8, seed=0, parameters=PARAMETERS)
+    tracker = catch_up(made)
+    first = shown(tmp_path)
+    due = [*ENDS.values(), "KILLED", "RUNNING", "KILLED"]
+    assert [first[number]["status"] for number in range(8)] == due
+    assert 8 not in first, "what never ran is no run"
+    assert first[-1]["status"] == "RUNNING" and first[6]["times"][1] is None
+    assert first[3]["tags"]["rigsweep.reason"] == "it is out_of_memory"
+    made.event("closed", state="interrupted", reason="Ctrl-C")
+    tracker.catch_up()
+    assert shown(tmp_path)[-1]["status"] == "KILLED"
+    # The process was killed and another one goes on: what still says RUNNING is an orphan.
+    made.open()
+    made.event("interrupted", trial=6, reason="the sweep's process ended", seconds=0.0)
+    made.start(5)
+    tracker = catch_up(made)
+    resumed = shown(tmp_path)
+    assert [resumed[number]["status"] for number in (5, 6, -1)] == ["RUNNING", "KILLED", "RUNNING"]
+    made.end(5, "complete", "its budget is spent", value=2.0)
+    ended = round(made.now * 1000)
+    tracker.catch_up()
+    assert (shown(tmp_path)[5]["status"], shown(tmp_path)[5]["times"][1]) == ("FINISHED", ended)
+
+
+def test_an_orphan_is_closed_even_if_its_end_was_thought_written(tmp_path: Path) -> None:
+    made = Made(tmp_path, trials=1)
+    catch_up(made)
+    Store.of(tmp_path).open().update_run(run_ids(made.folder)[0], "RUNNING")
+    catch_up(made)
+    assert shown(tmp_path)[0]["status"] == "FINISHED"
+
+
+def test_a_failure_in_the_middle(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    whole, made = Made(tmp_path / "whole", trials=3), Made(tmp_path / "broken", trials=3)
+    catch_up(whole)
+    Store.of(tmp_path / "broken").open()
+    database = sqlite3.connect(tmp_path / "broken" / "mlflow.db")
+    # SQLite itself refuses, in the second trial, after its run has been made.
+    database.execute(
+        "CREATE TRIGGER full BEFORE INSERT ON params WHEN (SELECT count(*) FROM runs) > 2 "
+        "BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
+    )
+    database.commit()
+    tracker = Tracker(made.folder, Store.of(tmp_path / "broken"))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            tracker.catch_up()
+    assert tracker.behind and "the disk is full" in tracker.behind
+    assert sum("MLflow is behind" in record.message for record in caplog.records) == 1
+    assert len(shown(tmp_path / "broken")) == 3
+    database.execute("DROP TRIGGER full")
+    database.commit()
+    tracker.catch_up()
+    assert tracker.behind is None
+    assert shown(tmp_path / "broken") == shown(tmp_path / "whole")
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_a_server_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(tmp_path, trials=1)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port()}")
+    store = Store.of(tmp_path)
+    assert store.artifacts is None
+    tracker = Tracker(made.folder, store)
+    tracker.catch_up()
+    assert tracker.behind is not None and not (made.folder / "mlflow.json").exists()
+    actor = TrackerActor(made.folder, store, every=0.1)
+    assert actor.ping()
+    with pytest.raises(TimeoutError, match="MLflow is behind"):
+        actor.finish(1.0)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    catch_up(made)
+    assert shown(tmp_path)[0]["status"] == "FINISHED"
+
+
+def test_a_store_that_is_locked_for_a_while(tmp_path: Path) -> None:
+    made = Made(tmp_path, trials=1)
+    Store.of(tmp_path).open()
+    database = sqlite3.connect(tmp_path / "mlflow.db", check_same_thread=False, isolation_level=None)
+    database.execute("BEGIN EXCLUSIVE")
+    timer = threading.Timer(2.0, lambda: database.execute("COMMIT"))
+    timer.start()
+    began = time.monotonic()
+    catch_up(made)
+    assert time.monotonic() - began > 1.5
+    assert shown(tmp_path)[0]["status"] == "FINISHED"
+
+
+def test_values_of_every_kind(tmp_path: Path) -> None:
+    values = ["运行/一 \"引号\" 'x' | `y`", "x" * 7000, None]
+    sweep = SWEEP.replace(
+        "  schedule.warmup: {low: 0%, high: 10%}", f"  initial: {{choices: {json.dumps(values, ensure_ascii=False)}}}"
+    )
+    made = Made(tmp_path, sweep=sweep)
+    for number, value in enumerate(values):
+        made.start(number, {"optimizer.learning_rate": 1e-3, "initial": value, "model.width": 64})
+    catch_up(made)
+    runs = shown(tmp_path)
+    assert runs[0]["parameters"]["initial"] == values[0]
+    assert runs[1]["parameters"]["initial"] == "x" * 6000
+    assert runs[2]["parameters"]["initial"] == "null"
+    assert len(runs[1]["name"]) <= 200
+    catch_up(made)
+    assert shown(tmp_path) == runs
+
+
+def test_a_trial_whose_folder_is_elsewhere_is_shown_from_the_history(tmp_path: Path) -> None:
+    made = Made(tmp_path)
+    made.start(0, PARAMETERS)
+    made.event("report", trial=0, examples=1000, flops=1e9, seconds=2.0, metrics={"validation/loss": 2.5})
+    tracker = catch_up(made)
+    made.event("report", trial=0, examples=2000, flops=2e9, seconds=4.0, metrics={"validation/loss": 2.0})
+    tracker.catch_up()
+    catch_up(made)
+    points = shown(tmp_path)[0]["points"]
+    assert [(step, value) for step, value, _ in points["validation/loss"]] == [(1000, 2.5), (2000, 2.0)]
+    assert [value for _, value, _ in points["flops"]] == [1e9, 2e9]
+
+
+def test_a_run_that_a_person_deleted_stays_deleted(tmp_path: Path) -> None:
+    made = Made(tmp_path, trials=2)
+    catch_up(made)
+    client = Store.of(tmp_path).open()
+    client.delete_run(run_ids(made.folder)[0])
+    made.open()
+    (made.folder / "mlflow.json").unlink()
+    catch_up(made)
+    assert sorted(shown(tmp_path)) == [-1, 1]
+
+
+def test_trials_that_are_over_are_not_looked_at_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "_LINGER", 0.0)
+    made = Made(tmp_path, trials=2)
+    made.start(2, PARAMETERS)
+    tracker = catch_up(made)
+    tracker.catch_up()
+    assert list(tracker._folders) == [2]
+    assert list(json.loads((made.folder / "mlflow.json").read_text())["metrics"]) == ["2"]
+
+
+def test_the_actor_catches_up_to_the_end(tmp_path: Path) -> None:
+    made = Made(tmp_path, trials=1)
+    actor = TrackerActor(made.folder, Store.of(tmp_path), every=0.05)
+    made.event("closed", state="complete", reason="every trial is over")
+    actor.finish(60.0)
+    assert not actor.ping()
+    assert shown(tmp_path)[-1]["status"] == "FINISHED"
+    run_id = run_ids(made.folder)[0]
+    assert find_run(tmp_path, run_id) == ("made", 0)
+    (made.folder / "mlflow.json").unlink()
+    assert find_run(tmp_path, run_id) == ("made", 0)
+    with pytest.raises(WrongInput, match="no such MLflow run"):
+        find_run(tmp_path, "0" * 32)
+
+
+def test_two_sweeps_at_once_on_a_new_store(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from rigsweep.sweeps.tracking import *\n"
+        "folder = Path(sys.argv[1]); tracker = Tracker(folder, Store.of(folder.parent))\n"
+        "tracker.catch_up(); sys.exit(tracker.behind)"
+    )
+    names = ("one", "two")
+    for name in names:
+        Made(tmp_path, name, trials=3)
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path / name)], stderr=subprocess.PIPE, env=os.environ)
+        for name in names
+    ]
+    for process in processes:
+        assert process.communicate(timeout=120)[1] == b"", "MLflow's chatter, or an error"
+        assert process.returncode == 0
+    for name in names:
+        assert sorted(shown(tmp_path, name)) == [-1, 0, 1, 2]

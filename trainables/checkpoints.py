@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import nn
 
@@ -24,6 +25,7 @@ from .optimizer import load_named_state, named_state
 
 _log = logging.getLogger(__name__)
 _VERSION = 1
+_FILES = ("model.safetensors", "ema.safetensors", "optimizer.safetensors", "progress.json")
 
 
 class CheckpointError(Exception):
@@ -35,18 +37,22 @@ class Saved:
     """What a checkpoint says beside its weights."""
 
     progress: Progress
-    step: int
     evaluations: list[tuple[Progress, dict[str, float]]]
     """Every evaluation so far: what follows the trial may have missed the last ones."""
 
 
 def save(folder: Path, saved: Saved, model: nn.Module, ema: nn.Module | None, optimizer: torch.optim.Optimizer) -> Path:
-    """Write a checkpoint into the folder of a trial's checkpoints; returns its own folder."""
-    final = folder / f"{saved.progress.examples:012d}"
+    """Write a checkpoint into the folder of a trial's checkpoints; returns its own folder.
+
+    A whole one of the same progress stays: it holds the same, and two folders cannot change places at once.
+    """
+    final = path_at(folder, saved.progress)
+    if final.exists() and _is_whole(final):
+        return final
     temporary = folder / f".new-{final.name}"
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
     try:
+        temporary.mkdir(parents=True)
         save_model(model, str(temporary / "model.safetensors"))
         if ema is not None:
             save_model(ema, str(temporary / "ema.safetensors"))
@@ -56,13 +62,19 @@ def save(folder: Path, saved: Saved, model: nn.Module, ema: nn.Module | None, op
         (temporary / "manifest.json").write_text(json.dumps({"version": _VERSION, "files": files}, indent=1))
         for file in [*temporary.iterdir(), temporary]:
             _flush(file)
-        shutil.rmtree(final, ignore_errors=True)
+        shutil.rmtree(final, ignore_errors=True)  # a damaged one
         temporary.rename(final)
         _flush(folder)
-    except BaseException:
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"checkpoint {final} could not be written: {_short(str(error))}") from error
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
     return final
+
+
+def path_at(folder: Path, progress: Progress) -> Path:
+    """Where the checkpoint of that progress is, if there is one."""
+    return folder / f"{progress.examples:012d}"
 
 
 def all_in(folder: Path) -> list[Path]:
@@ -72,27 +84,27 @@ def all_in(folder: Path) -> list[Path]:
 
 def latest(folder: Path) -> Path | None:
     """The newest checkpoint that is whole; damaged ones are passed over, and the log says so."""
-    for path in reversed(all_in(folder)):
-        try:
-            check(path)
-        except CheckpointError as error:
-            _log.warning("%s; going back to the one before it", error)
-            continue
-        return path
-    return None
+    return next(filter(_is_whole, reversed(all_in(folder))), None)
 
 
 def check(path: Path) -> None:
     """Raise `CheckpointError` unless every file is as its manifest says."""
     try:
         manifest = json.loads((path / "manifest.json").read_text())
-    except (OSError, ValueError) as error:
+        newer = manifest["version"] > _VERSION
+        told = {} if newer else {name: (file["bytes"], file["sha256"]) for name, file in manifest["files"].items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(f"checkpoint {path} has no readable manifest") from error
-    if manifest["version"] > _VERSION:
+    if newer:
         raise CheckpointError(f"checkpoint {path} was written by a newer version of rigsweep")
-    for name, told in manifest["files"].items():
-        file = path / name
-        if not file.is_file() or file.stat().st_size != told["bytes"] or _sha256(file) != told["sha256"]:
+    for name in _FILES:
+        if name == "ema.safetensors" and name not in told and not (path / name).exists():
+            continue
+        try:
+            found = (path / name).stat().st_size, _sha256(path / name)
+        except OSError:
+            found = None
+        if found is None or found != told.get(name):
             raise CheckpointError(f"checkpoint {path} is damaged: {name} is not what its manifest says")
 
 
@@ -101,7 +113,6 @@ def read(path: Path) -> Saved:
     found: dict[str, Any] = json.loads((path / "progress.json").read_text())
     return Saved(
         Progress(**found["progress"]),
-        found["step"],
         [(Progress(**progress), metrics) for progress, metrics in found["evaluations"]],
     )
 
@@ -130,22 +141,34 @@ def load_weights(file: Path, model: nn.Module) -> None:
         raise CheckpointError(f"the weights in {file} do not fit this model: {_short(str(error))}") from error
 
 
-def keep_only(folder: Path, kept: set[Path]) -> None:
-    """Delete every checkpoint of a trial but these."""
-    for path in all_in(folder):
+def keep_only(folder: Path, *kept: Path | None) -> None:
+    """Delete every checkpoint of a trial but these, and what a kill left half-written."""
+    for path in [*all_in(folder), *folder.glob(".new-*")]:
         if path not in kept:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def best_and_latest(folder: Path, metric: str, sign: int) -> set[Path]:
-    """The two checkpoints that are kept of a live trial; `sign` is 1 where less is better, else -1."""
-    paths = all_in(folder)
-    scored = {}
-    for path in paths:
-        last = [metrics for progress, metrics in read(path).evaluations if progress.examples == int(path.name)]
-        if last and metric in last[0]:
-            scored[path] = sign * last[0][metric]
-    return {*paths[-1:], *([min(scored, key=scored.__getitem__)] if scored else [])}
+def best(folder: Path, metric: str, sign: int) -> Path | None:
+    """The checkpoint with the best evaluation; `sign` is 1 where less is better, else -1."""
+    scored: dict[Path, float] = {}
+    for path in all_in(folder):
+        try:
+            evaluations = read(path).evaluations
+        except (OSError, ValueError, LookupError, TypeError):  # damaged
+            continue
+        for progress, metrics in evaluations:
+            if path == path_at(folder, progress) and metric in metrics:
+                scored[path] = sign * metrics[metric]
+    return min(scored, key=scored.__getitem__, default=None)
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        check(path)
+    except CheckpointError as error:
+        _log.warning("%s; passed over", error)
+        return False
+    return True
 
 
 def _sha256(file: Path) -> str:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .trial import Job
 
 _STATE_BYTES_PER_PARAMETER = 16  # weight, gradient and two AdamW moments, in fp32
+_AVERAGE_BYTES_PER_PARAMETER = 4
 _MEMORY_SHARE = 0.8  # the rest is for the allocator, the context, evaluation and sampling
 
 
@@ -61,7 +62,8 @@ def derive(task: "Task", training: Training, job: "Job") -> Derived:
     parameters, flops_per_example = count(task)
     steps = steps_for(training, flops_per_example, parameters)
     rows = training.batch.examples // task.examples_per_row
-    free_bytes = _MEMORY_SHARE * job.memory_bytes - _STATE_BYTES_PER_PARAMETER * parameters
+    state_bytes = _STATE_BYTES_PER_PARAMETER + (_AVERAGE_BYTES_PER_PARAMETER if training.ema else 0)
+    free_bytes = _MEMORY_SHARE * job.memory_bytes - state_bytes * parameters
     fit = max(1, int(free_bytes // task.activation_bytes_per_row(job.precision)))
     return Derived(
         parameters=parameters,
@@ -95,15 +97,15 @@ def steps_for(training: Training, flops_per_example: float, parameters: int) -> 
     else:
         assert budget.tokens_per_parameter is not None
         examples = budget.tokens_per_parameter * parameters
-    return max(1, math.ceil(examples / training.batch.examples))
+    return max(1, _first_at(examples / training.batch.examples))
 
 
 def evaluation_steps(
     training: Training, steps: int, rungs: tuple[float, ...], rungs_by: str, flops_per_example: float
 ) -> frozenset[int]:
     """The steps after which a trial is evaluated: every share of its budget, at each rung, and at its end."""
-    every = _first_at(1 / training.evaluation.every)
-    due = {_first_at(steps * training.evaluation.every * k) for k in range(1, every)}
+    share = max(training.evaluation.every, 1 / steps)
+    due = {_first_at(steps * share * k) for k in range(1, _first_at(1 / share))}
     per_step = training.batch.examples * (flops_per_example if rungs_by == "flops" else 1)
     due |= {_first_at(rung / per_step) for rung in rungs}
     return frozenset(step for step in due if 0 < step < steps) | {steps}
@@ -115,5 +117,5 @@ def _first_at(step: float) -> int:
 
 
 def _even_share(rows: int, fit: int) -> int:
-    # The largest micro-batch that fits and splits the rows evenly, so that every micro-batch costs the same.
-    return next(size for size in range(min(rows, fit), 0, -1) if rows % size == 0)
+    # As few micro-batches as fit, of the same size but for the last, which may be smaller.
+    return math.ceil(rows / math.ceil(rows / fit))

@@ -5,6 +5,7 @@ training knows neither Ray nor MLflow.
 """
 
 import json
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -71,11 +72,13 @@ class Door:
         """Keep metrics (and samples) of the trial at `progress`.
 
         With metrics named `validation/...` the report is an evaluation: it is what stopping and searching
-        decide on, and it is delivered before this returns.
+        decide on, and it is delivered before this returns. A number that is not finite has no place in JSON: it
+        is null in the file and left out of what is delivered.
         """
         assert not images, "no trainable draws images yet"
-        row = {**asdict(progress), "time": time.time(), **metrics}
-        self._metrics.write(json.dumps(row).encode() + b"\n")
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        row = {**asdict(progress), "time": time.time(), **dict.fromkeys(metrics), **finite}
+        self._metrics.write(json.dumps(row, allow_nan=False).encode() + b"\n")
         self._metrics.flush()
         for name, text in (texts or {}).items():
             file = self._folder / "samples" / f"{progress.examples:012d}-{name}.txt"
@@ -88,7 +91,7 @@ class Door:
                 {
                     "event": "report",
                     **asdict(progress),
-                    "metrics": dict(metrics),
+                    "metrics": finite,
                     "checkpoint": checkpoint.name if checkpoint else None,
                 }
             )

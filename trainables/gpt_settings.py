@@ -9,16 +9,21 @@ from .settings import Training
 
 
 class GPTModel(BaseModel, frozen=True, extra="forbid"):
-    """A pre-norm decoder with rotary positions."""
+    """A pre-norm decoder with rotary positions.
+
+    Squared ReLU and normalised queries and keys are the defaults because together they ended 0.01 nats lower
+    than GELU without (4 layers of 128 wide, 1.5 million characters of Shakespeare, learning rate 4e-3).
+    """
 
     layers: PositiveInt = 12
     width: PositiveInt = 768
     head_width: PositiveInt = 64
     feedforward: PositiveFloat = 4.0
     """Hidden width of the feed-forward layers, in widths."""
-    activation: Literal["gelu", "squared_relu"] = "gelu"
-    qk_norm: bool = False
-    """RMS-normalise queries and keys of every head."""
+    activation: Literal["gelu", "squared_relu"] = "squared_relu"
+    """Squared ReLU is of Primer (So et al. 2021)."""
+    qk_norm: bool = True
+    """Normalise the queries and keys of every head, so that scores cannot grow without bound."""
     tied: bool = True
     """The output head shares the embedding's weights."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0

@@ -7,7 +7,8 @@ undisturbed one does.
 
 import math
 import time
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -44,13 +45,15 @@ def train(task: Task, job: Job, door: Door) -> Ending:
     meter = Meter(derived.flops_per_example, job.measured_flops_per_second, job.peak_flops_per_second)
     clock = _Clock(saved.progress.seconds)
     every = math.ceil(derived.steps / _REPORTS)
-    progress = saved.progress
-    last_loss = torch.zeros(())
+    progress, health = saved.progress, _Health()
 
-    for step in range(saved.step + 1, derived.steps + 1):
+    # Where the batch size was edited, from the last of its own whole steps.
+    for step in range(progress.examples // training.batch.examples + 1, derived.steps + 1):
         if order := door.order(progress, **meter.shown):
             if order == "interrupt":
-                _save(job, Saved(progress, step - 1, saved.evaluations), model, ema, optimizer)
+                if diverged := health.diverged(unread=0):
+                    return diverged
+                _save(job, Saved(progress, saved.evaluations), model, ema, optimizer)
             return Ending("interrupted" if order == "interrupt" else "stopped", "asked to leave")
 
         rate = learning_rate(training.schedule, training.optimizer.learning_rate, step / derived.steps)
@@ -85,13 +88,13 @@ def train(task: Task, job: Job, door: Door) -> Ending:
             seconds=clock.seconds(),
         )
 
-        # The loss of the step before: reading this one's would make a GPU wait for the CPU at every step.
-        if not math.isfinite(last_loss.item()):
-            return Ending("diverged", f"the loss is not finite after {(step - 1) * training.batch.examples:,} examples")
-        last_loss = torch.stack(list(terms.values())).sum()
-
+        # Looking at this step's loss makes a GPU wait for the CPU; so where nothing is reported, at the one before.
+        health.add(progress.examples, torch.stack(list(terms.values())).sum())
         evaluating = step in derived.evaluation_steps
-        if evaluating or step % every == 0:
+        reporting = evaluating or step % every == 0
+        if diverged := health.diverged(unread=0 if reporting else 1):
+            return diverged
+        if reporting:
             metrics = {name: value.item() for name, value in terms.items()}
             metrics |= {"optimizer/gradient_norm": norm.item(), "optimizer/learning_rate": rate, **meter.read(device)}
             if not evaluating:
@@ -101,12 +104,13 @@ def train(task: Task, job: Job, door: Door) -> Ending:
             averaged = ema.module if ema is not None else model
             with autocast:
                 evaluation = task.evaluate(averaged, device)
+            if bad := [name for name, value in evaluation.items() if not math.isfinite(value)]:
+                return Ending("diverged", f"{bad[0]} is not finite after {progress.examples:,} examples")
+            with autocast:
                 samples = task.sample(averaged, device)
-            if not all(math.isfinite(value) for value in evaluation.values()):
-                return Ending("diverged", f"the validation loss is not finite after {progress.examples:,} examples")
             metrics |= evaluation
             saved.evaluations.append((progress, metrics))
-            path = _save(job, Saved(progress, step, saved.evaluations), model, ema, optimizer)
+            path = _save(job, Saved(progress, saved.evaluations), model, ema, optimizer)
             door.report(progress, metrics, checkpoint=path, texts=samples.texts, images=samples.images)
             meter.go_on(paused)
     return Ending("complete", "reached its budget")
@@ -123,6 +127,33 @@ class _Clock:
 
     def seconds(self) -> float:
         return self.before + time.monotonic() - self._since
+
+
+class _Health:
+    """Whether the losses are finite.
+
+    Reading one waits for the step that made it, not for those queued since: its copy was queued right behind it.
+    """
+
+    def __init__(self) -> None:
+        self._unread: deque[tuple[int, torch.Tensor, torch.cuda.Event | None]] = deque()
+
+    def add(self, examples: int, loss: torch.Tensor) -> None:
+        """Take the loss of the step that ended after so many examples."""
+        copy, copied = loss.to("cpu", non_blocking=True), torch.cuda.Event() if loss.is_cuda else None
+        if copied is not None:
+            copied.record()
+        self._unread.append((examples, copy, copied))
+
+    def diverged(self, unread: int) -> Ending | None:
+        """Look at all losses but the newest `unread`; the end of the training where one is not finite."""
+        while len(self._unread) > unread:
+            examples, loss, copied = self._unread.popleft()
+            if copied is not None:
+                copied.synchronize()
+            if not math.isfinite(loss.item()):
+                return Ending("diverged", f"the loss is not finite after {examples:,} examples")
+        return None
 
 
 def _set_up(job: Job) -> torch.device:
@@ -146,16 +177,17 @@ def _go_on(
     if path := checkpoints.latest(folder):
         saved = checkpoints.restore(path, model, averaged, optimizer)
         if ema is not None:
-            ema.n_averaged.fill_(saved.step)
+            ema.n_averaged.fill_(int(saved.progress.examples > 0))  # at 0, the first step's weights start it
         for progress, metrics in saved.evaluations:
             if progress.examples not in job.recorded:
-                door.report(progress, metrics, checkpoint=folder / f"{progress.examples:012d}")
-        return saved
+                kept = checkpoints.path_at(folder, progress)
+                door.report(progress, metrics, checkpoint=kept if kept.exists() else None)
+        return replace(saved, progress=replace(saved.progress, total=derived.examples))
     if job.initial:
         checkpoints.check(Path(job.initial))
         for target in filter(None, (model, averaged)):
             checkpoints.load_weights(checkpoints.weights_of(Path(job.initial)), target)
-    return Saved(Progress(total=derived.examples), 0, [])
+    return Saved(Progress(total=derived.examples), [])
 
 
 def _save(
@@ -164,5 +196,5 @@ def _save(
     folder = Path(job.folder) / "checkpoints"
     path = checkpoints.save(folder, saved, model, ema.module if ema is not None else None, optimizer)
     sign = 1 if job.goal == "minimize" else -1
-    checkpoints.keep_only(folder, checkpoints.best_and_latest(folder, job.metric, sign))
+    checkpoints.keep_only(folder, path, checkpoints.best(folder, job.metric, sign))
     return path

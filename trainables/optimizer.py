@@ -60,9 +60,9 @@ def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
 
 
 def load_named_state(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
-    """Put a state made by `named_state` back, on each parameter's device."""
+    """Put a copy of a state made by `named_state` back, on each parameter's device."""
     parameters = dict(model.named_parameters())
     for path, tensor in tensors.items():
         name, _, key = path.rpartition("/")
         state: dict[str, Any] = optimizer.state[parameters[name]]
-        state[key] = tensor.to(parameters[name].device)
+        state[key] = tensor.to(parameters[name].device, copy=True)  # read, it is still the file

@@ -56,32 +56,38 @@ def train(job: Job, door: Door) -> Ending:
     steps, batch = numbers.steps, training.batch.examples
     checkpoint = Path(job.folder) / "checkpoints" / "surface.json"
     checkpoint.parent.mkdir(exist_ok=True)
-    done, evaluations = json.loads(checkpoint.read_text()) if checkpoint.exists() else (0, [])
-    started = time.monotonic()
+    done, before, evaluations = json.loads(checkpoint.read_text()) if checkpoint.exists() else (0, 0.0, [])
+    started = time.monotonic() - before
 
-    def progress(step: int) -> Progress:
+    def progress(step: int, seconds: float) -> Progress:
         examples = step * batch
-        return Progress(examples, numbers.examples, examples * numbers.flops_per_example, time.monotonic() - started)
+        return Progress(examples, numbers.examples, examples * numbers.flops_per_example, seconds)
 
-    for step, metrics in evaluations:
+    def save(now: Progress) -> None:
+        temporary = checkpoint.with_suffix(".new")
+        temporary.write_text(json.dumps((now.examples // batch, now.seconds, evaluations)))
+        temporary.replace(checkpoint)
+
+    for step, seconds, metrics in evaluations:
         if step * batch not in job.recorded:
-            door.report(progress(step), metrics, checkpoint=checkpoint)
+            door.report(progress(step, seconds), metrics, checkpoint=checkpoint)
+    now = progress(done, before)
     for step in range(done + 1, steps + 1):
-        now = progress(step)
         if order := door.order(now):
+            if order == "interrupt":
+                save(now)
             return Ending("interrupted" if order == "interrupt" else "stopped", "asked to leave")
         if training.model.seconds_per_step:
             time.sleep(training.model.seconds_per_step)
         if ending := _fault(training, step / steps, Path(job.folder)):
             return ending
+        now = progress(step, time.monotonic() - started)
         if step in numbers.evaluation_steps:
             noise = np.random.default_rng((training.seed, step)).normal() * training.model.noise
             loss = loss_at(training, step / steps) + noise
             metrics = {"loss": loss, "validation/loss": loss, "validation/accuracy": math.exp(-loss)}
-            evaluations.append((step, metrics))
-            temporary = checkpoint.with_suffix(".new")
-            temporary.write_text(json.dumps((step, evaluations)))
-            temporary.replace(checkpoint)
+            evaluations.append((step, now.seconds, metrics))
+            save(now)
             door.report(now, metrics, checkpoint=checkpoint, texts={"sample": f"loss {loss:.4f}"})
     return Ending("complete", "reached its budget")
 

@@ -1,8 +1,8 @@
 """A trial as a lane runs it: the job that arrives, the training, the message at its end."""
 
+import contextlib
 import logging
-import os
-import traceback
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +10,8 @@ from typing import Any, Literal
 from .door import Door, Ending, Line
 from .registry import load, settings_class
 from .settings import Training
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -49,35 +51,41 @@ class Job:
 def run_trial(job: dict[str, Any], line: Line) -> dict[str, Any]:
     """Run one trial in this process and return its last message; raises nothing."""
     folder = Path(job["folder"])
-    folder.mkdir(parents=True, exist_ok=True)
-    log = logging.FileHandler(folder / "log.txt", encoding="utf-8")
-    log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.getLogger().addHandler(log)
     try:
-        door = Door(folder, line)
-        ending = load(job["trainable"])(Job(**job), door)
-        door.close()
+        with _logging_to(folder), contextlib.closing(Door(folder, line)) as door:
+            ending = load(job["trainable"])(Job(**job), door)
     except Exception as error:  # noqa: BLE001 - whatever a trial raises ends that trial, and only that
-        logging.getLogger(__name__).error("%s", traceback.format_exc())
         ending = _ending(error)
-    finally:
-        logging.getLogger().removeHandler(log)
-        log.close()
     retire = ending.state == "out_of_memory" or "CUDA error" in ending.reason
     if not retire:
         _clear()
     return {"event": "ended", **asdict(ending), "retire": retire}
 
 
+@contextlib.contextmanager
+def _logging_to(folder: Path) -> Iterator[None]:
+    """What is logged, and the traceback of what is raised, also go to the trial's own log."""
+    folder.mkdir(parents=True, exist_ok=True)
+    log = logging.FileHandler(folder / "log.txt", encoding="utf-8")
+    log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(log)
+    try:
+        yield
+    except Exception:
+        _log.exception("the trial ends here")
+        raise
+    finally:
+        logging.getLogger().removeHandler(log)
+        log.close()
+
+
 def _ending(error: Exception) -> Ending:
     """What an exception means for its trial."""
     words = str(error).strip().splitlines()
     reason = f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
-    if (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or "can't allocate memory" in reason
-    ):
+    # PyTorch's own class, then the words of the CUDA driver, of cuBLAS and of PyTorch on a CPU.
+    signs = ("OutOfMemoryError", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
+    if isinstance(error, MemoryError) or any(sign in reason for sign in signs):
         return Ending("out_of_memory", reason[:300])
     return Ending("failed", reason[:300])
 
@@ -95,6 +103,6 @@ def _clear() -> None:
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
     gc.collect()
-    if torch.cuda.is_available() and os.environ.get("CUDA_VISIBLE_DEVICES"):
+    if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

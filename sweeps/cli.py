@@ -225,16 +225,42 @@ def schema() -> None:
     print(json.dumps(sweep_schema(), indent=1))
 
 
+# Click's error for wrong words on the command line, or typer's own copy of it.
+_UsageError = typer.BadParameter.__bases__[0]
+
+
 def main() -> None:
-    """The entry point: errors that a person can mend are one line, and exit code 2."""
+    """The entry point: what a person can mend is one line and exit code 2, anything else one line and 1."""
     try:
-        app()
+        code = app(standalone_mode=False)
     except (WrongInput, DataError) as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+        code = _say(str(error), 2)
+    except _UsageError as error:
+        code = _say(error.format_message(), 2)  # pyright: ignore[reportAttributeAccessIssue]
     except MachineError as error:
-        print(error, file=sys.stderr)
-        sys.exit(1)
+        code = _say(str(error), 1)
+    except (KeyboardInterrupt, typer.Abort):
+        code = _say("interrupted", 130)
+    except Exception as error:  # noqa: BLE001 - the last border: a line for the person, the traceback in a file
+        file = _keep_traceback()
+        code = _say(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''} ({file})", 1)
+    sys.exit(code or 0)
+
+
+def _say(text: str, code: int) -> int:
+    print(text, file=sys.stderr)
+    return code
+
+
+def _keep_traceback() -> Path:
+    import traceback
+
+    from .running import cache_folder
+
+    file = cache_folder() / "last-error.txt"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(traceback.format_exc(), encoding="utf-8")
+    return file
 
 
 if __name__ == "__main__":

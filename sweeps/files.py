@@ -5,6 +5,7 @@ h, d are seconds, minutes, hours, days). Tags, aliases, merge keys, doubled keys
 """
 
 import difflib
+import functools
 import math
 import re
 import types
@@ -20,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 
 Keys = tuple[str | int, ...]
 
-_NUMBER = re.compile(r"([-+]?(?:\d[\d_]*)?(?:\.\d*)?(?:[eE][-+]?\d+)?)([kMB%smhd]?)")
+_NUMBER = re.compile(r"([-+]?(?:\d+(?:_\d+)*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)([kMB%smhd]?)")
 _COUNTS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9}
 _TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _TIME_WORDS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -201,7 +202,7 @@ def scalar(text: str) -> Any:
     if text.lower().lstrip("+-") in (".nan", ".inf", "nan", "inf", "infinity"):
         raise ValueError(f"a finite number is expected, found {text}")
     found = _NUMBER.fullmatch(text)
-    if not found or not any(c.isdigit() for c in found[1]) or found[1][-1] in "_eE":
+    if not found:
         return text
     digits, unit = found[1].replace("_", ""), found[2]
     if not math.isfinite(float(digits)):
@@ -284,20 +285,26 @@ def _lookalikes(
     """What pydantic takes for a number and a person did not mean as one: true for 1, or ten minutes for a count."""
     if not isinstance(values, dict):
         return
+    kinds_of = _kinds(model)
     for name, value in values.items():
-        if name not in model.model_fields:
+        if name not in kinds_of:
             continue
-        inner, here = model_at(model, (name,)), (*loc, name)
+        (inner, kinds), here = kinds_of[name], (*loc, name)
         if inner is not None:
             yield from _lookalikes(inner, value, document, prefix, here)
             continue
-        kinds = members(model.model_fields[name].annotation)
         # `low` and `high` are of the searched key.
         problem = is_time(value, document.written((*prefix, *here)), str(prefix[1]) if len(prefix) == 2 else name)
         if isinstance(value, bool) and kinds & {int, float} and not kinds & {bool, Any}:
             yield {"type": "int_type" if int in kinds else "float_type", "loc": here, "input": value}
         elif problem and kinds & {int, float}:
             yield {"type": "value_error", "loc": here, "input": value, "ctx": {"error": problem}}
+
+
+@functools.cache
+def _kinds(model: type[BaseModel]) -> dict[str, tuple[type[BaseModel] | None, set[Any]]]:
+    """Of each field: the section that it is, and the types that it takes."""
+    return {name: (model_at(model, (name,)), members(told.annotation)) for name, told in model.model_fields.items()}
 
 
 def is_time(value: Any, written: str, name: str) -> str | None:
@@ -331,10 +338,7 @@ def _explain(model: type[BaseModel], document: Document, prefix: Keys, error: An
     loc: tuple[int | str, ...] = error["loc"]
     if error["type"] == "extra_forbidden":
         return document.wrong((*prefix, *loc), unknown_key(str(loc[-1]), _fields(model, loc[:-1])))
-    if error["type"] == "missing" and isinstance(loc[-1], int):
-        count = f"at least {loc[-1] + 1} values, found {loc[-1]}"
-        return document.wrong((*prefix, *loc[:-1]), f"allowed: a list of {count}")
-    if error["type"] == "missing":
+    if error["type"] == "missing" and isinstance(loc[-1], str):
         return document.wrong((*prefix, *loc), f"is missing{_hint(model, loc)}")
     keys = _in_document(document, prefix, loc)
     shown = document.written(keys) or _shorten(str(error["input"]))
@@ -362,6 +366,8 @@ def refusal(error: Any, shown: str, keys: list[str] | None = None) -> str:
     elif kind in _BOUNDS:
         words, name = _BOUNDS[kind]
         allowed = f"{words} {_bound(told[name], shown)}"
+    elif kind == "missing" and isinstance(error["loc"][-1], int):
+        allowed, shown = f"a list of at least {error['loc'][-1] + 1} values", str(error["loc"][-1])
     elif kind == "too_long":
         allowed, shown = f"a list of at most {told['max_length']} values", str(told["actual_length"])
     elif kind == "literal_error":

@@ -12,16 +12,26 @@ import fcntl
 import json
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .files import WrongInput
+from .history import Event
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Metric, Param, Run, RunTag
+
+Status = tuple[str, int | None]
+"""MLflow's status of a run, and its end in milliseconds."""
+STATUS = {"complete": "FINISHED", "failed": "FAILED", "out_of_memory": "FAILED", "running": "RUNNING"}
+"""MLflow's status of a trial's state; every other one is KILLED."""
 
 _log = logging.getLogger(__name__)
+_POINTS = 800  # with the parameters and tags of one call, below MLflow's 1,000
+_PARAMETERS = 100
 
 
 @dataclass(frozen=True)
@@ -143,7 +153,10 @@ def find_run(runs: Path, run_id: str) -> tuple[str, int]:
         for number, known in State.load(file).runs.items():
             if known == run_id:
                 return file.parent.name, number
-    client = Store.of(runs).open()
+    store = Store.of(runs)
+    if store.file and not store.file.exists():
+        raise WrongInput(f"{run_id}: no such MLflow run, as nothing has been tracked in {runs} yet")
+    client = store.open()
     from mlflow.exceptions import MlflowException
 
     try:
@@ -153,3 +166,48 @@ def find_run(runs: Path, run_id: str) -> tuple[str, int]:
     if "rigsweep.trial" not in tags:
         raise WrongInput(f"{run_id}: this MLflow run is no trial of a sweep")
     return tags["rigsweep.sweep"], int(tags["rigsweep.trial"])
+
+
+def runs_of(client: "MlflowClient", experiment: str, key: str) -> "Iterator[Run]":
+    """All runs of a sweep, deleted ones too."""
+    from mlflow.entities import ViewType
+
+    query, token = f"tags.`rigsweep.opened` = '{key}'", None
+    while True:
+        found = client.search_runs([experiment], query, ViewType.ALL, 1000, page_token=token)
+        yield from found
+        if not (token := found.token):
+            return
+
+
+def log(
+    client: "MlflowClient", run_id: str, metrics: "list[Metric]", params: "list[Param]", tags: "list[RunTag]"
+) -> None:
+    """`log_batch`, in pieces of what MLflow takes in one call. `tags` are few."""
+    client.log_batch(run_id, metrics[:_POINTS], params[:_PARAMETERS], tags)
+    for start in range(_PARAMETERS, len(params), _PARAMETERS):
+        client.log_batch(run_id, params=params[start : start + _PARAMETERS])
+    for start in range(_POINTS, len(metrics), _POINTS):
+        client.log_batch(run_id, metrics=metrics[start : start + _POINTS])
+
+
+def set_status(client: "MlflowClient", run_id: str, now: Status, due: Status) -> None:
+    """Give a run the status that is due, if it has another."""
+    if due[0] == "RUNNING" and now[0] != "RUNNING":
+        client.update_run(run_id, status="RUNNING")  # the end time stays until there is a new one
+    elif due[0] != "RUNNING" and now != due:
+        client.set_terminated(run_id, due[0], due[1])
+
+
+def origin_tags(opened: Event) -> dict[str, str]:
+    """Tags that say of which sweep and code a run is."""
+    versions = {name: told for name, told in (opened.get("versions") or {}).items() if told}
+    git = opened.get("git")
+    return {
+        "rigsweep.sweep": opened["sweep"],
+        "rigsweep.trainable": opened["trainable"],
+        "rigsweep.versions": ", ".join(f"{name} {told}" for name, told in versions.items()),
+        "mlflow.user": os.environ.get("LOGNAME") or os.environ.get("USER") or str(os.getuid()),
+        "mlflow.source.name": "rigsweep",
+        "mlflow.source.type": "LOCAL",
+    } | ({"mlflow.source.git.commit": git["commit"], "rigsweep.git.dirty": json.dumps(git["dirty"])} if git else {})

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 Parameters = dict[str, Any]
-_CORNERS = 4096
+_CORNERS = 1024
 _SHAPES = 64
 _ALL_VALUES = 32
 
@@ -111,7 +111,7 @@ class Dimension:
     def allowed(self) -> str:
         """The dimension in words."""
         if self.kind == "choice":
-            return f"one of {', '.join('null' if choice is None else str(choice) for choice in self.choices)}"
+            return f"one of {', '.join(_word(choice) for choice in self.choices)}"
         return f"{self.low:g} to {self.high:g}" + (f" in steps of {self.step:g}" if self.step else "")
 
 
@@ -150,7 +150,7 @@ class Space:
             _put(values, key, value)
         if seed is not None:
             values["seed"] = seed
-        shown = {key: str(value) for key, value in parameters.items()}
+        shown = {key: _word(value) for key, value in parameters.items()}
         if self.derived:
             known = flatten(self.model.model_construct().model_dump(mode="json", warnings=False)) | flatten(values)
             for key, expression in self.derived.items():
@@ -165,19 +165,31 @@ class Space:
         try:
             return validate(self.model, values, self.document, ("base",))
         except WrongInput:
-            # Once more, for a message with the values and the lines that were used in the base's stead.
-            used = {
-                ("base", *key.split(".")): (self.document.line(self.place(key)), text) for key, text in shown.items()
-            }
-            document = dataclasses.replace(self.document, places=self.document.places | used)
-            return validate(self.model, values, document, ("base",))
+            self._explain(values, shown)
+            raise
+
+    def _explain(self, values: dict[str, Any], shown: dict[str, str]) -> None:
+        """Validate once more, for a message with the values and lines that were used in the base's stead."""
+        used = {("base", *key.split(".")): (self.document.line(self.place(key)), text) for key, text in shown.items()}
+        document = dataclasses.replace(self.document, places=self.document.places | used)
+        try:
+            validate(self.model, values, document, ("base",))
+        except WrongInput as error:
+            named = ".".join(str(key) for key in error.keys[1:])
+            if named in shown:
+                raise self.document.wrong(self.place(named), error.problem) from None
+            # What is allowed of one value names keys that it does not mean.
+            for key in [] if error.problem.startswith("allowed") else _named_in(error.problem, self.derived):
+                told = f"{error.problem} ({key} {self.derived[key]})"
+                raise self.document.wrong(self.place(key), told) from None
+            raise
 
     def place(self, key: str) -> Keys:
         """Where a key stands in the file: in `search`, else in `base`."""
         return ("search", key) if ("search", key) in self.document.places else ("base", *key.split("."))
 
     def corners(self) -> Iterator[Parameters]:
-        """Combinations by which the space is checked, at most a few thousand."""
+        """Combinations by which the space is checked, at most a thousand or so."""
         for values in _combinations([dimension.checked() for dimension in self.dimensions], _CORNERS):
             yield _active(self, dict(zip((dimension.key for dimension in self.dimensions), values, strict=True)))
 
@@ -355,15 +367,16 @@ def _check(space: Space) -> None:
     for dimension in space.dimensions:
         value = base.get(dimension.key)
         if dimension.active(base) and not dimension.holds(value):
-            written = document.written(("base", *dimension.key.split("."))) or f"{value}, the default,"
-            raise document.wrong(
-                ("search", dimension.key), f"the base's value {written} is outside the search ({dimension.allowed()})"
-            )
+            written = document.written(("base", *dimension.key.split("."))) or f"{_word(value)}, the default,"
+            place: Keys = ("search", dimension.key)
+            low, high = (document.written((*place, end)) for end in ("low", "high"))
+            allowed = f"{low} to {high}" if low and high and not dimension.step else dimension.allowed()
+            raise document.wrong(place, f"the base's value {written} is outside the search ({allowed})")
     for corner in space.corners():
         try:
             space.assemble(corner)
         except WrongInput as error:
-            told = ", ".join(f"{key} = {value}" for key, value in corner.items())
+            told = ", ".join(f"{key} = {_word(value)}" for key, value in corner.items())
             raise document.wrong(_blamed(space, corner, error), f"{error.problem} (with {told})") from None
 
 
@@ -372,8 +385,13 @@ def _blamed(space: Space, corner: Parameters, error: WrongInput) -> Keys:
     named = ".".join(str(key) for key in error.keys[1:])
     if named in corner or named in space.derived:
         return space.place(named)
-    words = set(re.findall(r"\w+", error.problem))
-    return ("search", *[key for key in corner if key.rpartition(".")[2] in words][-1:])
+    return ("search", *_named_in(error.problem, corner)[-1:])
+
+
+def _named_in(problem: str, keys: Mapping[str, Any]) -> list[str]:
+    """Those of the dotted keys whose last part a message names."""
+    words = set(re.findall(r"\w+", problem))
+    return [key for key in keys if key.rpartition(".")[2] in words]
 
 
 def _check_conditions(space: Space, dimension: Dimension) -> None:
@@ -388,7 +406,7 @@ def _check_conditions(space: Space, dimension: Dimension) -> None:
             raise space.document.wrong(place, f"allowed: {searched[key].allowed()}, found {found}")
         if key not in searched and space.values.get(key) not in allowed:
             fixed = space.values.get(key)
-            raise space.document.wrong(place, f"is never so: {key} is not searched, and is {fixed} in base")
+            raise space.document.wrong(place, f"is never so: {key} is not searched, and is {_word(fixed)} in base")
 
 
 def _check_alone(space: Space, dimension: Dimension, i: int, value: Any) -> None:
@@ -439,6 +457,11 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in values.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
+
+
+def _word(value: Any) -> str:
+    """A value as a file has it."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def _put(values: dict[str, Any], key: str, value: Any) -> None:

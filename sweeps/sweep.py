@@ -142,7 +142,7 @@ def _check_within(document: Document, settings: SweepSettings, space: Space) -> 
     if within in kinds:
         raise document.wrong(place, f"{within} is a range, of which no two trials share a value; give its choices")
     near = files.nearest(within, allowed)
-    there = f"; allowed: {', '.join(allowed)}" if allowed and not near else ""
+    there = f"; allowed: {', '.join(allowed)}" if allowed else "; none with choices is searched"
     raise document.wrong(place, f"{within} is not a searched key{near or there}")
 
 

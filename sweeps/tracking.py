@@ -5,11 +5,9 @@ their recorded times and runs are found again by their tags. `mlflow.json` (`mlf
 history keeps how far it is. The steps of MLflow's charts are examples.
 """
 
-import getpass
 import logging
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .files import WrongInput
 from .folders import read_sweep
 from .history import Event, Record, Trial, read_with_offsets
-from .mlflow_store import State, Store, find_run, run_ids
+from .mlflow_store import STATUS, State, Status, Store, find_run, log, origin_tags, run_ids, runs_of, set_status
 from .space import flatten
 from .sweep import Sweep
 from .trial_folders import Look, TrialFolder
@@ -25,19 +23,12 @@ from .ui import color, comparison_address, comparison_view, describe_sweep, desc
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
 
 __all__ = ["Store", "Tracker", "TrackerActor", "find_run", "run_ids"]
 
-STATUS = {"complete": "FINISHED", "failed": "FAILED", "out_of_memory": "FAILED", "running": "RUNNING"}
-"""MLflow's status of a trial's state; every other one is KILLED."""
-
 _log = logging.getLogger(__name__)
-_POINTS = 800  # with the parameters and tags of one call, below MLflow's 1,000
-_PARAMETERS = 100
 _VALUE, _TAG = 6000, 8000  # longest text that MLflow keeps
 _LINGER = 30.0  # seconds in which a trial that is over may still flush its last rows
-_Status = tuple[str, int | None]  # with the end time in milliseconds
 
 
 @dataclass
@@ -49,7 +40,7 @@ class _Shown:
     """When it took its present state."""
     opened: Event
     """The opening under which it was started last: its versions and commit."""
-    status: _Status = ("", None)
+    status: Status = ("", None)
     parameters: bool = False
     deleted: bool = False
     """By a person in MLflow, who does not want to see it again."""
@@ -81,6 +72,7 @@ class Tracker:
         """Write what is new. An error of MLflow's is logged when an outage begins, and the next call goes on."""
         try:
             self._follow()
+            # Also with nothing new: the store may have been deleted, before this process or under its eyes.
             anew = self._client is None or self._identity != self.store.identity()
             if self._record.opened and (anew or self._dirty or self._parent_dirty or self._news()):
                 self._project()
@@ -103,7 +95,7 @@ class Tracker:
 
     def _follow(self) -> None:
         """Take in new events of the history."""
-        path, first, new = self.folder / "history.jsonl", self._read == 0, set[int]()
+        path, first = self.folder / "history.jsonl", self._read == 0
         if not path.exists():
             return
         for event, offset in read_with_offsets(path, self._read):
@@ -115,22 +107,22 @@ class Tracker:
             self._read = offset
             if offset > self._state.history:
                 self._parent_dirty |= event["event"] != "report"
-                new.add(event.get("trial", -1))
-        new &= self._shown.keys()
-        self._dirty |= new
-        if first:
+                if (number := event.get("trial")) in self._shown:
+                    self._dirty.add(number)
+                    self._look_at(number)
+        for number in self._shown if first else ():
             # Also those that were being looked at when the last process ended.
-            new |= {n for n in self._shown if n in self._state.metrics or not self._record.trials[n].over}
-        for number in new:
-            over = self._record.trials[number].over
-            self._folder(number).until = time.monotonic() + _LINGER if over else float("inf")
+            if number in self._state.metrics or not self._record.trials[number].over:
+                self._look_at(number)
 
     def _apply(self, event: Event) -> None:
+        """Fold an event into what MLflow is to show; like the record, trials that are over stay as they are."""
         number, kind = event.get("trial"), event["event"]
         was_over = number in self._record.trials and self._record.trials[number].over
         self._record.apply(event)
         if kind == "opened":
             self._sweep, self._newly_opened = None, True
+        # What was only proposed is no run: it has nothing to show, and may never have.
         if number is None or kind == "proposed" or was_over:
             return
         shown = self._shown.setdefault(number, _Shown(event["time"], event["time"], self._record.opened))
@@ -138,6 +130,11 @@ class Tracker:
             shown.changed = event["time"]
         if kind == "started":
             shown.opened = self._record.opened
+
+    def _look_at(self, number: int) -> None:
+        # A trial that is stopped by comparison hears of it after its end has been written down.
+        over = self._record.trials[number].over
+        self._folder(number).until = time.monotonic() + _LINGER if over else float("inf")
 
     def _folder(self, number: int) -> TrialFolder:
         if number not in self._folders:
@@ -158,18 +155,19 @@ class Tracker:
             self._state.save(self._file)
 
     def _start_over(self, number: int) -> None:
+        """Forget what MLflow has of a trial: it has nothing, or all."""
         self._shown[number].tags = {}
         for kept in (self._folders, self._state.metrics, self._state.samples):
             kept.pop(number, None)
 
     @property
     def _key(self) -> str:
-        # Which sweep it is, in whatever store and folder it is met.
-        return str(_ms(self._began))
+        return str(_ms(self._began))  # which sweep it is, in whatever store and folder it is met
 
     # What MLflow gets.
 
     def _project(self) -> None:
+        """Write every trial with news, then the parent; what has been written is not dirty any more."""
         client = self._connect()
         for number in sorted(self._dirty | self._news()):
             if not self._shown[number].deleted:
@@ -190,16 +188,20 @@ class Tracker:
         experiment = client.get_experiment_by_name(name)
         if experiment and experiment.lifecycle_stage == "deleted":
             client.restore_experiment(experiment.experiment_id)
+        # A server knows itself where artifacts go; without one it must be said, or they land where one stands.
         place = (self.store.artifacts / name).as_uri() if self.store.artifacts else None
         state.experiment = experiment.experiment_id if experiment else client.create_experiment(name, place)
         state.parent, state.runs, self._newly_opened = "", {}, True
-        for run in _runs(client, state.experiment, self._key):
+        for run in runs_of(client, state.experiment, self._key):
             number, status = run.data.tags.get("rigsweep.trial"), (run.info.status, run.info.end_time)
+            deleted = run.info.lifecycle_stage == "deleted"
             if number is None:
                 state.parent, self._parent_status = run.info.run_id, status
+                if deleted:  # with the sweep going on, it is needed again
+                    client.restore_run(state.parent)
             elif shown := self._shown.get(int(number)):
                 state.runs[int(number)], shown.status = run.info.run_id, status
-                shown.parameters, shown.deleted = bool(run.data.params), run.info.lifecycle_stage == "deleted"
+                shown.parameters, shown.deleted = bool(run.data.params), deleted
         for number, shown in self._shown.items():
             if number not in state.runs:
                 until = self._folder(number).until
@@ -208,7 +210,7 @@ class Tracker:
             if number not in state.runs or shown.status != self._due(number):
                 self._dirty.add(number)
             elif self._record.trials[number].over and number not in state.metrics:
-                # The status is written last: with it, all of the trial is there.
+                # With its last status a trial is there as a whole.
                 self._dirty.discard(number)
                 self._start_over(number)
         if not state.parent:
@@ -220,6 +222,7 @@ class Tracker:
         return client
 
     def _project_trial(self, client: "MlflowClient", number: int) -> None:
+        """Bring one run up to date, in as few calls as MLflow allows. Doing it twice changes nothing."""
         from mlflow.entities import Metric, Param, RunTag
 
         trial, shown = self._record.trials[number], self._shown[number]
@@ -238,13 +241,9 @@ class Tracker:
         params = [Param(key, text(value)[:_VALUE]) for key, value in values.items()]
         tags = self._tags(trial, shown, folder, look)
         changed = [RunTag(key, value) for key, value in tags.items() if shown.tags.get(key) != value]
-        client.log_batch(run_id, metrics[:_POINTS], params[:_PARAMETERS], changed)
-        for start in range(_PARAMETERS, len(params), _PARAMETERS):
-            client.log_batch(run_id, params=params[start : start + _PARAMETERS])
-        for start in range(_POINTS, len(metrics), _POINTS):
-            client.log_batch(run_id, metrics=metrics[start : start + _POINTS])
-        _set_status(client, run_id, shown.status, due)
-        # Only now, as all of it has arrived.
+        log(client, run_id, metrics, params, changed)
+        # The status comes last, as the sign that all of the trial is there; cursors move once it has arrived.
+        set_status(client, run_id, shown.status, due)
         folder.keep(look)
         shown.status, shown.parameters, shown.tags = due, True, tags
         self._state.metrics[number], self._state.samples[number] = folder.offset, folder.samples
@@ -258,6 +257,7 @@ class Tracker:
         shown.status, shown.parameters = ("RUNNING", None), False
 
     def _project_parent(self, client: "MlflowClient") -> None:
+        """Bring the sweep's own run up to date, and the view in which its trials are compared."""
         from mlflow.entities import RunTag
 
         state, opened, closed = self._state, self._record.opened, self._record.closed
@@ -271,7 +271,7 @@ class Tracker:
                 client.set_experiment_tag(state.experiment, key, value)
             client.log_artifact(state.parent, str(self.folder / "sweep.yaml"))
         address = comparison_address("", state.experiment, view)
-        tags = _origin(opened) | {
+        tags = origin_tags(opened) | {
             "rigsweep.state": closed["state"] if closed else "running",
             "rigsweep.reason": closed["reason"] if closed else "",
             "mlflow.note.content": describe_sweep(self._record, state.experiment, state.runs, address),
@@ -279,15 +279,16 @@ class Tracker:
         client.log_batch(state.parent, tags=[RunTag(key, value[:_TAG]) for key, value in tags.items()])
         done = "FINISHED" if closed and closed["state"] == "complete" else "KILLED"
         due = (done, _ms(closed["time"])) if closed else ("RUNNING", None)
-        _set_status(client, state.parent, self._parent_status, due)
+        set_status(client, state.parent, self._parent_status, due)
         self._parent_status, self._newly_opened = due, False
 
-    def _due(self, number: int) -> _Status:
+    def _due(self, number: int) -> Status:
+        """The status and end that MLflow should show of a trial."""
         status = STATUS.get(self._record.trials[number].state, "KILLED")
         return status, None if status == "RUNNING" else _ms(self._shown[number].changed)
 
     def _tags(self, trial: Trial, shown: _Shown, folder: TrialFolder, look: Look) -> dict[str, str]:
-        tags = _origin(shown.opened) | {
+        tags = origin_tags(shown.opened) | {
             "rigsweep.group": str(trial.group),
             "rigsweep.state": trial.state,
             "rigsweep.reason": trial.reason if trial.state != "running" else "",
@@ -343,39 +344,6 @@ class TrackerActor:
         except Exception as error:  # noqa: BLE001 - the thread's end: nobody else would hear of it
             _log.exception("tracking has ended; the record can be rebuilt from the history")
             self._behind = f"{type(error).__name__}: {error}"
-
-
-def _runs(client: "MlflowClient", experiment: str, key: str) -> "Iterator[Run]":
-    """All runs of a sweep, deleted ones too."""
-    from mlflow.entities import ViewType
-
-    query, token = f"tags.`rigsweep.opened` = '{key}'", None
-    while True:
-        found = client.search_runs([experiment], query, ViewType.ALL, 1000, page_token=token)
-        yield from found
-        if not (token := found.token):
-            return
-
-
-def _origin(opened: Event) -> dict[str, str]:
-    """Tags that say of which sweep and code a run is."""
-    versions = {name: told for name, told in (opened.get("versions") or {}).items() if told}
-    git = opened.get("git")
-    return {
-        "rigsweep.sweep": opened["sweep"],
-        "rigsweep.trainable": opened["trainable"],
-        "rigsweep.versions": ", ".join(f"{name} {told}" for name, told in versions.items()),
-        "mlflow.user": getpass.getuser(),
-        "mlflow.source.name": "rigsweep",
-        "mlflow.source.type": "LOCAL",
-    } | ({"mlflow.source.git.commit": git["commit"], "rigsweep.git.dirty": text(git["dirty"])} if git else {})
-
-
-def _set_status(client: "MlflowClient", run_id: str, now: _Status, due: _Status) -> None:
-    if due[0] == "RUNNING" and now[0] != "RUNNING":
-        client.update_run(run_id, status="RUNNING")  # the end time stays until there is a new one
-    elif due[0] != "RUNNING" and now != due:
-        client.set_terminated(run_id, due[0], due[1])
 
 
 def _ms(seconds: float) -> int:

@@ -26,7 +26,7 @@ from .files import WrongInput
 from .history import Record, Trial
 from .sweep import Sweep
 
-_START_SECONDS = 90.0
+_START_SECONDS = 90.0  # on a machine whose cards and cores are busy
 _PORT = 5000
 
 
@@ -90,7 +90,9 @@ def describe_sweep(record: Record, experiment: str, runs: Mapping[int, str], com
     for trial in best[:1]:
         name = f"[{_cell(title(trial))}]({page}/{runs.get(trial.number, '')})"
         lines += [f"Best: {name} with {objective['metric']} {trial.value:.4g}. [Compare the trials]({comparison})", ""]
-    lines += [f"The sweep is {state}. Of {len(record.trials)} trials: {', '.join(f'{n} {s}' for s, n in counts.items())}."]
+    lines += [
+        f"The sweep is {state}. Of {len(record.trials)} trials: {', '.join(f'{n} {s}' for s, n in counts.items())}."
+    ]
     if len(best) > 1:
         lines += ["", f"| best | {objective['metric']} |", "|---|---|"]
         for trial in best:
@@ -99,6 +101,7 @@ def describe_sweep(record: Record, experiment: str, runs: Mapping[int, str], com
 
 
 def _cell(told: str) -> str:
+    """Text that stays inside a cell of a Markdown table."""
     return told.replace("|", "\\|").replace("\n", " ")
 
 
@@ -114,6 +117,7 @@ def comparison_view(sweep: Sweep, key: str) -> str:
     objective = sweep.settings.objective
     searched = [dimension.key for dimension in sweep.space.dimensions]
     numeric = [d.key for d in sweep.space.dimensions if d.kind != "choice" or _numbers(d.choices)]
+    # MLflow's own charts of every metric follow in sections of theirs, which can be folded away.
     section = {"uuid": "rigsweep", "name": "Comparison", "display": True, "isReordered": True, "deleted": False}
     charts = [
         _line(objective.metric, f"{objective.metric} over examples"),
@@ -125,7 +129,9 @@ def comparison_view(sweep: Sweep, key: str) -> str:
     ]
     if numeric:
         parallel = {"selectedParams": numeric, "selectedMetrics": ["objective"], "showAllRuns": False}
+        # Choices that are words have no axis there.
         charts.insert(1, _chart("PARALLEL", "searched", **parallel))
+    # Every curve is asked for by itself, and more than some dozen cannot be told apart.
     few = sweep.settings.trials * sweep.settings.repeats <= 30
     state = {
         "searchFilter": f"tags.`rigsweep.opened` = '{key}' AND tags.`rigsweep.trial` != ''",
@@ -154,11 +160,13 @@ def comparison_view(sweep: Sweep, key: str) -> str:
 
 
 def _chart(kind: str, name: str, **more: Any) -> dict[str, Any]:
+    """A chart of MLflow's, in the words of its pages' own state."""
     own = {"type": kind, "uuid": f"rigsweep-{kind}-{name}", "metricSectionId": "rigsweep", "runsCountToCompare": 100}
     return own | {"deleted": False, "isGenerated": False} | more
 
 
 def _line(metric: str, name: str, over: str | None = None) -> dict[str, Any]:
+    """Curves of a metric over examples, which are MLflow's steps, or over another metric."""
     return _chart(
         "LINE",
         f"{metric}-{over or 'examples'}",
@@ -230,6 +238,7 @@ def _alone(folder: Path) -> Iterator[bool]:
 
 
 def _port(asked: int | None) -> int:
+    """The port to take: the one asked for, which must be free, else 5000 or any."""
     for port in (asked,) if asked is not None else (_PORT, 0):
         with socket.socket() as probe:
             # As a server does: a port in TIME_WAIT is free.
@@ -268,6 +277,7 @@ def _server(uri: str, artifacts: str, port: int) -> "Iterator[subprocess.Popen[b
 
 
 def _wait(server: "subprocess.Popen[bytes]", address: str) -> None:
+    """Until the server answers. Raises `WrongInput` where it ends before it does."""
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if server.poll() is not None:
@@ -281,12 +291,12 @@ def _wait(server: "subprocess.Popen[bytes]", address: str) -> None:
 
 
 def _end(server: "subprocess.Popen[bytes]") -> None:
+    """Ask the whole group to end, then make it: workers may outlive their leader."""
     for number, patience in ((signal.SIGTERM, 5), (signal.SIGKILL, 5)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             server.wait(patience)
-    # The group may outlive its leader: the second round is for it too.
 
 
 _interrupt: Callable[..., None] = signal.default_int_handler

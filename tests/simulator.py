@@ -7,10 +7,10 @@ sweep is a function of its file and the number of slots. A driver that was kille
 
 import heapq
 import itertools
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -93,6 +93,11 @@ def simulate(
 
     With `most_events` the driver is gone after so many more events of trials.
     """
+    with mock.patch("os.fsync"):  # a kill is rehearsed by `cut`; waiting for the disk would make these tests slow
+        return _simulate(sweep, path, slots, fault, most_events)
+
+
+def _simulate(sweep: Sweep, path: Path, slots: int, fault: Fault, most_events: int | None) -> Record:
     history = History(path, clock=itertools.count(1_700_000_000.0).__next__)
     try:
         history.append("opened", version=VERSION, sweep=sweep.name)
@@ -154,9 +159,3 @@ def outcome(record: Record) -> dict[int, Any]:
         }
         for number, trial in record.trials.items()
     }
-
-
-def copy_of(history: Path, folder: Path) -> Path:
-    """A history in another folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return Path(shutil.copy(history, folder / "history.jsonl"))

@@ -5,12 +5,14 @@ import logging
 import math
 import os
 import random
+import shutil
 import socket
 import sqlite3
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +61,15 @@ class Made:
                 for j in range(4):
                     self.row(number, 40_000 * (k - 1) + 8000 * (j + 1), loss=loss + 0.3 - 0.05 * j)
                 self.row(number, 40_000 * k, **{"validation/loss": loss, "speed/mfu": 0.31})
-                self.event("report", trial=number, examples=40_000 * k, flops=1e9 * k, seconds=k * 1.0,
-                           metrics={"validation/loss": loss}, checkpoint=None)
+                self.event(
+                    "report",
+                    trial=number,
+                    examples=40_000 * k,
+                    flops=1e9 * k,
+                    seconds=k * 1.0,
+                    metrics={"validation/loss": loss},
+                    checkpoint=None,
+                )
             self.sample(number, 400_000, "def main():\n    return '你好'\n")
             if stopped:
                 self.end(number, "stopped", "worse than 2 of 3 at 160,000 examples")
@@ -74,9 +83,16 @@ class Made:
             file.write(json.dumps(event, ensure_ascii=False) + "\n")
 
     def open(self) -> None:
-        self.event("opened", version=1, sweep=self.name, trainable="surface",
-                   question='哪个学习率 suits "each" width?', objective={"metric": "validation/loss", "goal": "minimize"},
-                   versions={"python": "3.11.9", "torch": "2.9.0"}, git={"commit": "0123abcd" * 5, "dirty": True})
+        self.event(
+            "opened",
+            version=1,
+            sweep=self.name,
+            trainable="surface",
+            question='哪个学习率 suits "each" width?',
+            objective={"metric": "validation/loss", "goal": "minimize"},
+            versions={"python": "3.11.9", "torch": "2.9.0"},
+            git={"commit": "0123abcd" * 5, "dirty": True},
+        )
 
     def start(self, number: int, parameters: dict[str, Any] | None = None) -> None:
         if parameters is not None:
@@ -106,6 +122,25 @@ PARAMETERS = {"optimizer.learning_rate": 1e-3, "schedule.warmup": 0.02, "model.w
 @pytest.fixture(autouse=True)
 def _own_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty store: to make its tables takes longer than most tests."""
+    runs = tmp_path_factory.mktemp("template")
+    Store.of(runs).open()
+    return runs / "mlflow.db"
+
+
+@pytest.fixture
+def runs(tmp_path: Path, template: Path) -> Path:
+    return copied(template, tmp_path)
+
+
+def copied(template: Path, runs: Path) -> Path:
+    runs.mkdir(exist_ok=True)
+    shutil.copyfile(template, runs / "mlflow.db")
+    return runs
 
 
 def catch_up(made: Made) -> Tracker:
@@ -139,7 +174,10 @@ def shown(runs: Path, name: str = "made") -> dict[Any, dict[str, Any]]:
             "parameters": run.data.params,
             "tags": tags,
             "points": {
-                key: [(m.step, None if math.isnan(m.value) else m.value, m.timestamp) for m in client.get_metric_history(run.info.run_id, key)]
+                key: [
+                    (m.step, None if math.isnan(m.value) else m.value, m.timestamp)
+                    for m in client.get_metric_history(run.info.run_id, key)
+                ]
                 for key in run.data.metrics
             },
             "files": [file.path for file in client.list_artifacts(run.info.run_id, where)],
@@ -147,13 +185,16 @@ def shown(runs: Path, name: str = "made") -> dict[Any, dict[str, Any]]:
     return found
 
 
-def test_nothing_doubles_and_everything_is_rebuilt(tmp_path: Path) -> None:
-    made = Made(tmp_path, trials=3)
+def test_nothing_doubles_and_everything_is_rebuilt(runs: Path, template: Path) -> None:
+    made = Made(runs, trials=3)
     made.event("closed", state="complete", reason="every trial is over")
     catch_up(made).catch_up()
-    first = shown(tmp_path)
+    first = shown(runs)
     assert {number: run["status"] for number, run in first.items()} == {
-        -1: "FINISHED", 0: "FINISHED", 1: "FINISHED", 2: "KILLED"
+        -1: "FINISHED",
+        0: "FINISHED",
+        1: "FINISHED",
+        2: "KILLED",
     }
     trial = first[0]
     assert trial["points"]["objective"][0][:2] == (400_000, trial["points"]["validation/loss"][-1][1])
@@ -169,50 +210,31 @@ def test_nothing_doubles_and_everything_is_rebuilt(tmp_path: Path) -> None:
     catch_up(made)
     (made.folder / "mlflow.json").unlink()
     catch_up(made)
-    assert shown(tmp_path) == first
-    (tmp_path / "mlflow.db").unlink()
+    assert shown(runs) == first
+    (runs / "mlflow.db").unlink()
     catch_up(made)
-    assert shown(tmp_path) == first
-    (tmp_path / "mlflow.db").unlink()
+    assert shown(runs) == first
+    copied(template, new := runs.with_name("new"))
+    (new / "mlflow.db").replace(runs / "mlflow.db")
     (made.folder / "mlflow.json").write_text('{"store": "sqlite')  # as good as gone
     tracker = catch_up(made)
-    assert shown(tmp_path) == first
-    (tmp_path / "mlflow.db").unlink()  # under the eyes of a process that has it open
+    assert shown(runs) == first
+    copied(template, new)  # under the eyes of a process that has the old one open
+    (new / "mlflow.db").replace(runs / "mlflow.db")
     tracker.catch_up()
-    assert shown(tmp_path) == first
+    assert shown(runs) == first
 
 
-def test_bit_by_bit_is_the_same_as_in_one_go(tmp_path: Path) -> None:
-    runs = [tmp_path / "bit by bit", tmp_path / "in one go"]
-    many, one = (Made(folder) for folder in runs)
-    tracker = Tracker(many.folder, Store.of(runs[0]))
-    for made in (many, one):
-        steps = [
-            lambda: made.start(0, PARAMETERS),
-            lambda: made.row(0, 1000, loss=3.0, nothing=None, told="so"),
-            lambda: made.row(0, 2000, **{"validation/loss": 2.5}),
-            lambda: made.sample(0, 2000, "first"),
-            lambda: made.row(0, 3000, loss=float("nan")),
-            lambda: write(made, '{"examples": 4000, "loss": 1'),  # a process was killed while it wrote
-            lambda: made.event("interrupted", trial=0, reason="asked to leave", seconds=1.0),
-            lambda: made.open(),
-            lambda: made.start(0),
-            lambda: write(made, "\n\n"),
-            lambda: made.row(0, 2000, **{"validation/loss": 2.5}),  # over again, from its last checkpoint
-            lambda: made.row(0, 3000, loss=2.4),
-            lambda: made.sample(0, 2000, "first"),
-            lambda: made.row(0, 4000, **{"validation/loss": 2.0}),
-            lambda: made.sample(0, 4000, "```second"),
-            lambda: made.end(0, "complete", "its budget is spent", value=2.0),
-            lambda: made.row(0, 4001, **{"speed/mfu": 0.3}),  # late
-        ]
-        for step in steps:
-            step()
-            if made is many:
-                tracker.catch_up()
-                assert tracker.behind is None
+def test_bit_by_bit_is_the_same_as_in_one_go(tmp_path: Path, template: Path) -> None:
+    many, one = (Made(copied(template, tmp_path / name)) for name in ("bit by bit", "in one go"))
+    tracker = Tracker(many.folder, Store.of(many.folder.parent))
+    for _ in one_life(many):
+        tracker.catch_up()
+        assert tracker.behind is None
+    for _ in one_life(one):
+        pass
     catch_up(one)
-    bits, whole = (shown(folder) for folder in runs)
+    bits, whole = shown(many.folder.parent), shown(one.folder.parent)
     assert bits == whole
     points = bits[0]["points"]
     assert [step for step, _, _ in points["validation/loss"]] == [2000, 4000]
@@ -221,18 +243,43 @@ def test_bit_by_bit_is_the_same_as_in_one_go(tmp_path: Path) -> None:
     assert "```second" in bits[0]["tags"]["mlflow.note.content"]
 
 
+def one_life(made: Made) -> Iterator[None]:
+    """A trial with all that happens to one, piece by piece."""
+    yield made.start(0, PARAMETERS)
+    yield made.row(0, 1000, loss=3.0, nothing=None, told="so")
+    yield made.row(0, 2000, **{"validation/loss": 2.5})
+    yield made.sample(0, 2000, "first")
+    yield made.row(0, 3000, loss=float("nan"))
+    yield write(made, '{"examples": 4000, "loss": 1')  # a process was killed while it wrote
+    yield made.event("interrupted", trial=0, reason="asked to leave", seconds=1.0)
+    yield made.open()
+    yield made.start(0)
+    yield write(made, "\n\n")
+    yield made.row(0, 2000, **{"validation/loss": 2.5})  # over again, from its last checkpoint
+    yield made.row(0, 3000, loss=2.4)
+    yield made.sample(0, 2000, "first")
+    yield made.row(0, 4000, **{"validation/loss": 2.0})
+    yield made.sample(0, 4000, "```second")
+    yield made.end(0, "complete", "its budget is spent", value=2.0)
+    yield made.row(0, 4001, **{"speed/mfu": 0.3})  # late
+
+
 def write(made: Made, words: str) -> None:
     with (made.folder / "trials" / "0" / "metrics.jsonl").open("a") as file:
         file.write(words)
 
 
 ENDS = {
-    "complete": "FINISHED", "stopped": "KILLED", "diverged": "KILLED", "out_of_memory": "FAILED", "failed": "FAILED"
+    "complete": "FINISHED",
+    "stopped": "KILLED",
+    "diverged": "KILLED",
+    "out_of_memory": "FAILED",
+    "failed": "FAILED",
 }
 
 
-def test_statuses(tmp_path: Path) -> None:
-    made = Made(tmp_path)
+def test_statuses(runs: Path) -> None:
+    made = Made(runs)
     states = [*ENDS, "interrupted", "running", "lost"]
     for number, state in enumerate(states):
         made.start(number, PARAMETERS)
@@ -242,7 +289,7 @@ def test_statuses(tmp_path: Path) -> None:
             made.event(state, trial=number, reason="the lane was lost", seconds=1.0)
     made.event("proposed", trial=8, group=8, seed=0, parameters=PARAMETERS)
     tracker = catch_up(made)
-    first = shown(tmp_path)
+    first = shown(runs)
     due = [*ENDS.values(), "KILLED", "RUNNING", "KILLED"]
     assert [first[number]["status"] for number in range(8)] == due
     assert 8 not in first, "what never ran is no run"
@@ -250,32 +297,31 @@ def test_statuses(tmp_path: Path) -> None:
     assert first[3]["tags"]["rigsweep.reason"] == "it is out_of_memory"
     made.event("closed", state="interrupted", reason="Ctrl-C")
     tracker.catch_up()
-    assert shown(tmp_path)[-1]["status"] == "KILLED"
+    assert shown(runs)[-1]["status"] == "KILLED"
     # The process was killed and another one goes on: what still says RUNNING is an orphan.
     made.open()
     made.event("interrupted", trial=6, reason="the sweep's process ended", seconds=0.0)
     made.start(5)
     tracker = catch_up(made)
-    resumed = shown(tmp_path)
+    resumed = shown(runs)
     assert [resumed[number]["status"] for number in (5, 6, -1)] == ["RUNNING", "KILLED", "RUNNING"]
     made.end(5, "complete", "its budget is spent", value=2.0)
     ended = round(made.now * 1000)
     tracker.catch_up()
-    assert (shown(tmp_path)[5]["status"], shown(tmp_path)[5]["times"][1]) == ("FINISHED", ended)
+    assert (shown(runs)[5]["status"], shown(runs)[5]["times"][1]) == ("FINISHED", ended)
 
 
-def test_an_orphan_is_closed_even_if_its_end_was_thought_written(tmp_path: Path) -> None:
-    made = Made(tmp_path, trials=1)
+def test_an_orphan_is_closed_even_if_its_end_was_thought_written(runs: Path) -> None:
+    made = Made(runs, trials=1)
     catch_up(made)
-    Store.of(tmp_path).open().update_run(run_ids(made.folder)[0], "RUNNING")
+    Store.of(runs).open().update_run(run_ids(made.folder)[0], "RUNNING")
     catch_up(made)
-    assert shown(tmp_path)[0]["status"] == "FINISHED"
+    assert shown(runs)[0]["status"] == "FINISHED"
 
 
-def test_a_failure_in_the_middle(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    whole, made = Made(tmp_path / "whole", trials=3), Made(tmp_path / "broken", trials=3)
+def test_a_failure_in_the_middle(tmp_path: Path, template: Path, caplog: pytest.LogCaptureFixture) -> None:
+    whole, made = (Made(copied(template, tmp_path / name), trials=3) for name in ("whole", "broken"))
     catch_up(whole)
-    Store.of(tmp_path / "broken").open()
     database = sqlite3.connect(tmp_path / "broken" / "mlflow.db")
     # SQLite itself refuses, in the second trial, after its run has been made.
     database.execute(
@@ -303,11 +349,11 @@ def closed_port() -> int:
         return probe.getsockname()[1]
 
 
-def test_a_server_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Made(tmp_path, trials=1)
+def test_a_server_that_is_not_there(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(runs, trials=1)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port()}")
-    store = Store.of(tmp_path)
+    store = Store.of(runs)
     assert store.artifacts is None
     tracker = Tracker(made.folder, store)
     tracker.catch_up()
@@ -318,67 +364,67 @@ def test_a_server_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         actor.finish(1.0)
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     catch_up(made)
-    assert shown(tmp_path)[0]["status"] == "FINISHED"
+    assert shown(runs)[0]["status"] == "FINISHED"
 
 
-def test_a_store_that_is_locked_for_a_while(tmp_path: Path) -> None:
-    made = Made(tmp_path, trials=1)
-    Store.of(tmp_path).open()
-    database = sqlite3.connect(tmp_path / "mlflow.db", check_same_thread=False, isolation_level=None)
+def test_a_store_that_is_locked_for_a_while(runs: Path) -> None:
+    made = Made(runs, trials=1)
+    database = sqlite3.connect(runs / "mlflow.db", check_same_thread=False, isolation_level=None)
     database.execute("BEGIN EXCLUSIVE")
     timer = threading.Timer(2.0, lambda: database.execute("COMMIT"))
     timer.start()
     began = time.monotonic()
     catch_up(made)
     assert time.monotonic() - began > 1.5
-    assert shown(tmp_path)[0]["status"] == "FINISHED"
+    assert shown(runs)[0]["status"] == "FINISHED"
 
 
-def test_values_of_every_kind(tmp_path: Path) -> None:
+def test_values_of_every_kind(runs: Path) -> None:
     values = ["运行/一 \"引号\" 'x' | `y`", "x" * 7000, None]
     sweep = SWEEP.replace(
         "  schedule.warmup: {low: 0%, high: 10%}", f"  initial: {{choices: {json.dumps(values, ensure_ascii=False)}}}"
     )
-    made = Made(tmp_path, sweep=sweep)
+    made = Made(runs, sweep=sweep)
     for number, value in enumerate(values):
         made.start(number, {"optimizer.learning_rate": 1e-3, "initial": value, "model.width": 64})
     catch_up(made)
-    runs = shown(tmp_path)
-    assert runs[0]["parameters"]["initial"] == values[0]
-    assert runs[1]["parameters"]["initial"] == "x" * 6000
-    assert runs[2]["parameters"]["initial"] == "null"
-    assert len(runs[1]["name"]) <= 200
+    found = shown(runs)
+    assert found[0]["parameters"]["initial"] == values[0]
+    assert found[1]["parameters"]["initial"] == "x" * 6000
+    assert found[2]["parameters"]["initial"] == "null"
+    assert len(found[1]["name"]) <= 200
     catch_up(made)
-    assert shown(tmp_path) == runs
+    assert shown(runs) == found
 
 
-def test_a_trial_whose_folder_is_elsewhere_is_shown_from_the_history(tmp_path: Path) -> None:
-    made = Made(tmp_path)
+def test_a_trial_whose_folder_is_elsewhere_is_shown_from_the_history(runs: Path) -> None:
+    made = Made(runs)
     made.start(0, PARAMETERS)
     made.event("report", trial=0, examples=1000, flops=1e9, seconds=2.0, metrics={"validation/loss": 2.5})
     tracker = catch_up(made)
     made.event("report", trial=0, examples=2000, flops=2e9, seconds=4.0, metrics={"validation/loss": 2.0})
     tracker.catch_up()
     catch_up(made)
-    points = shown(tmp_path)[0]["points"]
+    points = shown(runs)[0]["points"]
     assert [(step, value) for step, value, _ in points["validation/loss"]] == [(1000, 2.5), (2000, 2.0)]
     assert [value for _, value, _ in points["flops"]] == [1e9, 2e9]
 
 
-def test_a_run_that_a_person_deleted_stays_deleted(tmp_path: Path) -> None:
-    made = Made(tmp_path, trials=2)
+def test_a_trial_that_a_person_deleted_stays_deleted(runs: Path) -> None:
+    made = Made(runs, trials=2)
     catch_up(made)
-    client = Store.of(tmp_path).open()
+    client = Store.of(runs).open()
     client.delete_run(run_ids(made.folder)[0])
+    client.delete_run(json.loads((made.folder / "mlflow.json").read_text())["parent"])
     made.open()
     (made.folder / "mlflow.json").unlink()
     catch_up(made)
-    assert sorted(shown(tmp_path)) == [-1, 1]
+    assert sorted(shown(runs)) == [-1, 1]
 
 
-def test_trials_that_are_over_are_not_looked_at_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_that_are_over_are_not_looked_at_for_ever(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracking, "_LINGER", 0.0)
-    made = Made(tmp_path, trials=2)
+    made = Made(runs, trials=2)
     made.start(2, PARAMETERS)
     tracker = catch_up(made)
     tracker.catch_up()
@@ -386,19 +432,19 @@ def test_trials_that_are_over_are_not_looked_at_for_ever(tmp_path: Path, monkeyp
     assert list(json.loads((made.folder / "mlflow.json").read_text())["metrics"]) == ["2"]
 
 
-def test_the_actor_catches_up_to_the_end(tmp_path: Path) -> None:
-    made = Made(tmp_path, trials=1)
-    actor = TrackerActor(made.folder, Store.of(tmp_path), every=0.05)
+def test_the_actor_catches_up_to_the_end(runs: Path) -> None:
+    made = Made(runs, trials=1)
+    actor = TrackerActor(made.folder, Store.of(runs), every=0.05)
     made.event("closed", state="complete", reason="every trial is over")
     actor.finish(60.0)
     assert not actor.ping()
-    assert shown(tmp_path)[-1]["status"] == "FINISHED"
+    assert shown(runs)[-1]["status"] == "FINISHED"
     run_id = run_ids(made.folder)[0]
-    assert find_run(tmp_path, run_id) == ("made", 0)
+    assert find_run(runs, run_id) == ("made", 0)
     (made.folder / "mlflow.json").unlink()
-    assert find_run(tmp_path, run_id) == ("made", 0)
+    assert find_run(runs, run_id) == ("made", 0)
     with pytest.raises(WrongInput, match="no such MLflow run"):
-        find_run(tmp_path, "0" * 32)
+        find_run(runs, "0" * 32)
 
 
 def test_two_sweeps_at_once_on_a_new_store(tmp_path: Path) -> None:

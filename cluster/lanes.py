@@ -103,7 +103,7 @@ class LaneHost:
     def __init__(self, name: str, work: str, cards: list[Card], log: str, hang_seconds: float):
         self._name, self._work, self._cards, self._log = name, work, cards, log
         self._hang_seconds = hang_seconds
-        self._pool = ray.get_actor(POOL, namespace=NAMESPACE)
+        self._pool: Any = ray.get_actor(POOL, namespace=NAMESPACE)
         self._jobs: asyncio.Queue[tuple[int, Message] | None] = asyncio.Queue(maxsize=1)
         self._running: _Running | None = None
         # The last messages of a trial may be fetched when the lane is on the next already.
@@ -156,7 +156,7 @@ class LaneHost:
             if still > (min(self._hang_seconds, _ORDER_SECONDS) if trial.order.done() else self._hang_seconds):
                 self._lose(f"it made no progress for {still:.0f} s")
                 await asyncio.sleep(0.5)  # the message leaves before this process does
-                await self._pool.kill.remote(self._name)
+                self._pool.kill.remote(self._name)
 
     def _lose(self, reason: str) -> None:
         if self._running is not None and not self._running.done:

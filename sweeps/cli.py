@@ -226,7 +226,7 @@ def schema() -> None:
 
 
 # Click's error for wrong words on the command line, or typer's own copy of it.
-_UsageError = typer.BadParameter.__bases__[0]
+_UsageError: Any = typer.BadParameter.__bases__[0]
 
 
 def main() -> None:
@@ -236,7 +236,7 @@ def main() -> None:
     except (WrongInput, DataError) as error:
         code = _say(str(error), 2)
     except _UsageError as error:
-        code = _say(error.format_message(), 2)  # pyright: ignore[reportAttributeAccessIssue]
+        code = _say(error.format_message(), 2)
     except MachineError as error:
         code = _say(str(error), 1)
     except (KeyboardInterrupt, typer.Abort):

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from .files import WrongInput
 from .folders import read_sweep
 from .history import Event, Record, Trial, read_with_offsets
+from .mlflow_pages import color, comparison_address, comparison_view, describe_sweep, describe_trial, text, title
 from .mlflow_store import STATUS, State, Status, Store, find_run, log, origin_tags, run_ids, runs_of, set_status
 from .space import flatten
 from .sweep import Sweep
 from .trial_folders import Look, TrialFolder
-from .ui import color, comparison_address, comparison_view, describe_sweep, describe_trial, text, title
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -64,11 +64,15 @@ def rungs_of(sweep: Sweep) -> tuple[float, ...]:
     return sweep.rungs(budgets)
 
 
-def reports_of(sweep: Sweep, training: SurfaceTraining, rungs: tuple[float, ...]) -> Iterator[dict[str, Any]]:
-    """A trial's evaluations, as a lane would send them."""
+def reports_of(
+    sweep: Sweep, training: SurfaceTraining, rungs: tuple[float, ...], known: frozenset[int] = frozenset()
+) -> Iterator[dict[str, Any]]:
+    """A trial's evaluations, as a lane would send them, but for those that are known by their examples."""
     parameters, flops_per_example = count(training)
     steps, batch = steps_for(training, flops_per_example, parameters), training.batch.examples
     for step in sorted(evaluation_steps(training, steps, rungs, sweep.settings.early_stopping.by, flops_per_example)):
+        if step * batch in known:
+            continue
         noise = np.random.default_rng((training.seed, step)).normal() * training.model.noise
         loss = loss_at(training, step / steps) + noise
         yield {
@@ -113,8 +117,7 @@ def _simulate(sweep: Sweep, path: Path, slots: int, fault: Fault, most_events: i
                 attempts[number] = trial.lost
                 training = sweep.training(trial.parameters, number - trial.group * sweep.settings.repeats)
                 controller.started(number, "simulated", [f"slot {len(due)}"], process=0)
-                known = set(trial.reports)
-                reports = (r for r in reports_of(sweep, training, rungs) if r["examples"] not in known)
+                reports = reports_of(sweep, training, rungs, known=frozenset(trial.reports))
                 heapq.heappush(due, (now + training.model.width / 64, number, reports))
             if not due:
                 controller.close("complete", "every trial is over")

@@ -260,6 +260,16 @@ def test_interrupted_trials_come_first_after_a_resume(controller_of: Make) -> No
     assert [controller.next_trial() for _ in range(3)] == [0, 2, 3]
 
 
+def test_a_lost_trial_goes_on_before_others_that_wait(controller_of: Make) -> None:
+    controller = controller_of()
+    for _ in range(3):
+        begin(controller)
+    controller = controller_of()
+    assert begin(controller) == 0
+    controller.lost(0, "its process was killed")
+    assert [controller.next_trial() for _ in range(3)] == [0, 1, 2]
+
+
 def test_a_trial_that_was_proposed_and_never_began_begins_after_a_resume(controller_of: Make) -> None:
     assert controller_of().next_trial() == 0
     assert controller_of().next_trial() == 0
@@ -295,15 +305,15 @@ def test_a_sweep_that_was_killed_at_any_event_makes_the_same_decisions(tmp_path:
 
 
 HARD = SWEEP.replace("rule: asha,", "rule: asha, by: flops, within: model.width,").replace(
-    "trials: 16", "trials: 8\nrepeats: 2"
+    "trials: 16", "trials: 12\nrepeats: 2"
 )
 
 
 def everything_goes_wrong(training: SurfaceTraining, share: float, attempt: int) -> str | None:
     rate = training.optimizer.learning_rate
-    if training.model.width == 128 and share > 0.3:
+    if training.model.width == 128:
         return "out_of_memory"
-    if rate > 0.01:
+    if rate > 5e-3:
         return "diverged"
     if rate < 3e-4:
         return "failed"
@@ -315,7 +325,7 @@ def test_repeats_losses_and_faults_change_nothing_of_that(tmp_path: Path) -> Non
     whole = tmp_path / "whole.jsonl"
     record = simulate(sweep, whole, fault=everything_goes_wrong)
     expected = outcome(record)
-    assert {trial["state"] for trial in expected.values()} >= {"complete", "out_of_memory", "diverged"}
+    assert {trial["state"] for trial in expected.values()} >= {"complete", "out_of_memory", "diverged", "failed"}
     assert any(trial.lost for trial in record.trials.values())
     for event in range(1, len(whole.read_bytes().splitlines()), 3):
         resumed = simulate(sweep, cut(whole, tmp_path / f"{event}.jsonl", event), fault=everything_goes_wrong)

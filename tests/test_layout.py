@@ -45,7 +45,7 @@ def test_rooms_import_only_what_they_may(file: Path) -> None:
 def test_no_room_is_a_regular_package_and_none_is_nested() -> None:
     for room in MAY_IMPORT:
         assert not (ROOT / room / "__init__.py").exists(), "it would hide Hugging Face's `datasets`"
-        assert not [path for path in (ROOT / room).glob("*/*.py")], "a nested folder is missing from the wheel"
+        assert not list((ROOT / room).glob("*/*.py")), "a nested folder is missing from the wheel"
         assert (ROOT / room / "README.md").is_file(), "each room has its guide"
 
 

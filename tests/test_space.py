@@ -15,6 +15,8 @@ from rigsweep.sweeps.sweep import Sweep, check
 
 from .simulator import simulate
 
+pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+
 RICH = """
 trainable: gpt
 base:
@@ -167,6 +169,12 @@ def test_a_searched_seed_is_the_seed_and_repeats_count_on_from_it() -> None:
             "  schedule.decay: {choices: [cosine, linear]}\n  schedule.warmup: {low: 0%, high: 10%}",
             "",
             "warmup 10% and cooldown 95% are together over 100%",
+        ),
+        # The base says nothing of `decay`, whose default is cosine.
+        (
+            "  model.width: {choices: [96, 100], when: {schedule.decay: cosine}}",
+            "  model: {width: 96, head_width: 32}",
+            "made.yaml:6: search.model.width: width 100 is not divisible by head_width 32",
         ),
         (
             "  model.width: = 12 * model.layers\n  model.layers: {low: 8, high: 12}",

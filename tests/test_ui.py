@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rigsweep.sweeps import ui
+from rigsweep.sweeps import mlflow_pages, ui
 from rigsweep.sweeps.files import WrongInput, parse
 from rigsweep.sweeps.history import Trial
 from rigsweep.sweeps.sweep import check
@@ -41,28 +41,28 @@ def trial(**parameters: object) -> Trial:
 
 def test_names_say_what_was_searched_in_few_letters() -> None:
     found = trial(**{"optimizer.learning_rate": 0.00123456, "schedule.warmup": 0.02, "model.width": 64})
-    assert ui.title(found) == "trial 3: lr 0.00123, warmup 0.02, width 64"
-    assert ui.title(found, repeats=3).endswith(", seed 7")
-    assert ui.title(trial()) == "trial 3: base"
+    assert mlflow_pages.title(found) == "trial 3: lr 0.00123, warmup 0.02, width 64"
+    assert mlflow_pages.title(found, repeats=3).endswith(", seed 7")
+    assert mlflow_pages.title(trial()) == "trial 3: base"
     # Where the short ones would be the same, the whole keys stand.
-    assert ui.title(trial(**{"a.rate": 1, "b.rate": 2})) == "trial 3: a.rate 1, b.rate 2"
-    assert len(ui.title(trial(**{"data.corpus": "x" * 5000}))) <= 200
+    assert mlflow_pages.title(trial(**{"a.rate": 1, "b.rate": 2})) == "trial 3: a.rate 1, b.rate 2"
+    assert len(mlflow_pages.title(trial(**{"data.corpus": "x" * 5000}))) <= 200
 
 
 def test_a_sample_cannot_break_out_of_its_fence(tmp_path: Path) -> None:
     sample = tmp_path / "000000012000-text.txt"
     sample.write_text("```\n# not a heading\n````")
-    told = ui.describe_trial(trial(), sample)
+    told = mlflow_pages.describe_trial(trial(), sample)
     assert "after 12,000 examples" in told and told.count("`````") == 2
 
 
 def test_colors_of_neighbours_differ() -> None:
-    assert len({ui.color(number) for number in range(40)}) == 40
-    assert all(len(ui.color(number)) == 7 for number in range(40))
+    assert len({mlflow_pages.color(number) for number in range(40)}) == 40
+    assert all(len(mlflow_pages.color(number)) == 7 for number in range(40))
 
 
 def test_the_view_has_the_objective_over_examples_first() -> None:
-    view = json.loads(ui.comparison_view(check(parse(SWEEP, "sweep.yaml"), "made"), "123"))
+    view = json.loads(mlflow_pages.comparison_view(check(parse(SWEEP, "sweep.yaml"), "made"), "123"))
     state = json.loads(view["state"])
     first = state["compareRunCharts"][0]
     assert (first["type"], first["metricKey"], first["xAxisKey"]) == ("LINE", "validation/loss", "step")

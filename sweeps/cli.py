@@ -158,12 +158,16 @@ def results(name: Name = None, as_json: Json = False, runs: Runs = _RUNS) -> Non
     from rich.console import Console
 
     from . import summary
+    from .history import alone_with
     from .tables import summary_panel
     from .tracking import run_ids
 
     folder = folders.find_sweep(runs, name)
     asked, record = folders.read_sweep(folder), folders.record_of(folder)
     told = summary.summarise(asked, record, run_ids(folder))
+    with alone_with(folder) as nobody_runs_it:
+        if nobody_runs_it and told["state"] == "running":
+            told["state"] = "interrupted"  # its process was killed before it could say so
     if as_json:
         print(json.dumps(told, ensure_ascii=False))
         return

@@ -19,6 +19,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -262,3 +263,15 @@ def fold(path: Path) -> Record:
     for _, record in replay(path):  # noqa: B007 - the last one
         pass
     return record
+
+
+@contextmanager
+def alone_with(folder: Path) -> Iterator[bool]:
+    """Whether no process runs the sweep of a folder, and keep it so meanwhile."""
+    with (folder / "history.jsonl").open("rb") as history:
+        try:
+            fcntl.flock(history, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True

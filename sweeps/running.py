@@ -138,7 +138,7 @@ def _run_on(sweep: Sweep, folder: Path, cache: Path, show: Show, history: Histor
         try:
             ray.get(tracker.finish.remote(600))
         except RayError as error:
-            show.note("MLflow could not be brought up to date; `rigsweep results` tries again (see log/sweep.log)")
+            show.note("MLflow could not be brought up to date; `rigsweep ui` tries again (see log/sweep.log)")
             _log.error("tracking: %s", error)
         for actor in (pool, tracker):
             ray.kill(actor)

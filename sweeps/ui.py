@@ -1,7 +1,6 @@
 """`rigsweep ui`: MLflow's own server on the runs, on 127.0.0.1, with a sweep's comparison selected."""
 
 import contextlib
-import fcntl
 import os
 import signal
 import socket
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .files import WrongInput
+from .history import alone_with
 from .mlflow_pages import comparison_address
 
 _START_SECONDS = 90.0  # on a machine whose cards and cores are busy
@@ -30,7 +30,7 @@ def serve(runs: Path, port: int | None, sweep: str | None) -> None:
     from .tracking import Tracker
 
     folder, store = find_sweep(runs, sweep), Store.of(runs)
-    with _alone(folder) as alone:
+    with alone_with(folder) as alone:
         if alone:  # else the sweep's own process keeps the record
             Tracker(folder, store).catch_up()
     state = State.load(folder / "mlflow.json")
@@ -52,18 +52,6 @@ def serve(runs: Path, port: int | None, sweep: str | None) -> None:
         print("Ctrl-C ends it", flush=True)
         if code := server.wait():
             raise WrongInput(f"MLflow's server has ended with exit code {code}")
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[bool]:
-    """Whether no sweep runs in the folder, and keep it so meanwhile: two writers would make runs twice."""
-    with (folder / "history.jsonl").open("rb") as history:
-        try:
-            fcntl.flock(history, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
 
 
 def _port(asked: int | None) -> int:

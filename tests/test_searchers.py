@@ -127,6 +127,19 @@ def test_parallel_proposals_differ(tmp_path: Path) -> None:
     assert len(set(proposed)) == 6
 
 
+def test_a_trial_that_runs_keeps_tpe_away_from_it(tmp_path: Path) -> None:
+    sweep = sweep_of(SWEEP, "trials=40")
+    path = tmp_path / "history.jsonl"
+    record = simulate(sweep, path, most_events=50)
+    (running,) = record.now_running()
+    beside = study_of(sweep, path).propose(running.number + 1)
+    history = History(path)
+    history.append("ended", trial=running.number, state="failed", reason="", seconds=0.0, value=None)
+    history.close()
+    # The same seed and, without the running trial, the same that is known.
+    assert study_of(sweep, path).propose(running.number + 1) != beside
+
+
 def test_tpe_learns_where_the_memory_is_not_enough(tmp_path: Path) -> None:
     text = SWEEP.replace("choices: [64, 96, 128]", "low: 32, high: 256, step: 16")
     shortages: dict[str, int] = {}

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -326,11 +327,11 @@ class GPTTask:
         """{"sample": the prompt and what the model makes of it}; an empty prompt begins a document."""
         assert isinstance(model, GPT), "samples are drawn from the bare model: compile it in place"
         sampling, vocabulary = self.training.sampling, self.text.vocabulary
-        prompt = [int(token) for token in vocabulary.encode([sampling.prompt])[0]]
+        prompt = [int(token) for token in vocabulary.encode([sampling.prompt])[0]] or self._beginning()
         with _evaluating(model):
             continuation = generate(
                 model,
-                prompt or [vocabulary.end_of_document],
+                prompt,
                 tokens=sampling.tokens,
                 temperature=sampling.temperature,
                 top_k=sampling.top_k,
@@ -338,6 +339,12 @@ class GPTTask:
                 generator=torch.Generator("cpu").manual_seed(self.training.seed),
             )
         return Samples(texts={"sample": sampling.prompt + vocabulary.decode(continuation)})
+
+    def _beginning(self) -> list[int]:
+        """Where a text without a prompt begins: behind the end of a document, where training has seen one."""
+        if self.text.manifest.training.documents > 1:
+            return [self.text.vocabulary.end_of_document]
+        return self.text.training.windows(np.zeros(1, np.int64), 1)[0].tolist()
 
     def role(self, name: str, parameter: nn.Parameter) -> Role:
         """The embedding (tied or not), the head, or a matrix: the model has no vectors."""

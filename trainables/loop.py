@@ -6,6 +6,7 @@ undisturbed one does.
 """
 
 import math
+import os
 import time
 from collections import deque
 from dataclasses import dataclass, replace
@@ -157,6 +158,8 @@ class _Health:
 
 
 def _set_up(job: Job) -> torch.device:
+    # One folder for all trials: the second of a shape finds what the first compiled.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(job.cache) / "inductor")
     torch.set_float32_matmul_precision("high")  # TF32 for what is not under autocast
     if job.kind == "cpu":
         torch.set_num_threads(job.threads)

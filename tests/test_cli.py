@@ -139,26 +139,6 @@ def test_two_sweeps_on_one_machine_take_turns_on_its_cards(tmp_path: Path) -> No
     assert ended <= began
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(500)
-def test_train_goes_on_with_an_edited_file_and_records_what_changed(tmp_path: Path) -> None:
-    text = SWEEP[: SWEEP.index("search:")]
-    (tmp_path / "once.yaml").write_text(text)
-    answer = rigsweep("train", "once.yaml", cwd=tmp_path)
-    assert answer.returncode == 0, answer.stderr
-    (tmp_path / "once.yaml").write_text(text.replace("10k", "12k"))
-    answer = rigsweep("train", "once.yaml", "--resume", cwd=tmp_path)
-    assert answer.returncode == 0, answer.stderr
-    history = [json.loads(line) for line in (tmp_path / "runs" / "once" / "history.jsonl").read_text().splitlines()]
-    (edited,) = [event for event in history if event["event"] == "edited"]
-    assert edited["changed"] == {"base.budget.examples": [10_000, 12_000]}
-    assert folders.record_of(tmp_path / "runs" / "once").trials[0].examples == 12_000
-    again = rigsweep("train", "once.yaml", cwd=tmp_path)
-    assert again.returncode == 2
-    assert "--resume" in again.stderr
-    assert "--new" in again.stderr
-
-
 def test_plan_prints_every_derived_number(tmp_path: Path) -> None:
     (tmp_path / "probe.yaml").write_text(SWEEP)
     answer = rigsweep("plan", "probe.yaml", cwd=tmp_path)

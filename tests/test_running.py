@@ -37,11 +37,10 @@ base:
   batch: {examples: 100}
   budget: {examples: 10k}
 search:
-  model.fault: {choices: [null, raise, die, die_always, diverge, out_of_memory, hang]}
+  model.fault: {choices: [null, raise, die, diverge, out_of_memory]}
 searcher: random
-trials: 16
+trials: 10
 early_stopping: {rule: none}
-hang: 3s
 """
 
 GPT = """
@@ -130,10 +129,8 @@ def test_every_fault_ends_its_trial_in_the_right_state_and_the_sweep_goes_on(tmp
         None: ("complete", "reached its budget"),
         "raise": ("failed", "ValueError: a rehearsed error"),
         "die": ("complete", "reached its budget"),
-        "die_always": ("failed", "for the second time"),
         "diverge": ("diverged", "not finite"),
         "out_of_memory": ("out_of_memory", "a rehearsed shortage"),
-        "hang": ("failed", "no progress"),
     }
     seen = set()
     for trial in outcome.summary["trials"]:
@@ -142,7 +139,7 @@ def test_every_fault_ends_its_trial_in_the_right_state_and_the_sweep_goes_on(tmp
         state, reason = expected[fault]
         assert trial["state"] == state, (trial["number"], fault, trial["reason"])
         assert reason in trial["reason"]
-    assert len(seen) >= 5, "the seed draws nearly every fault"
+    assert seen == set(expected), "the seed draws every fault"
     log = next(t["number"] for t in outcome.summary["trials"] if t["parameters"]["model.fault"] == "raise")
     assert "Traceback" in (tmp_path / "runs" / "probe" / "trials" / str(log) / "log.txt").read_text()
 
@@ -173,29 +170,40 @@ def test_a_gpt_trains_samples_and_is_tracked(tmp_path: Path, cache: Path) -> Non
     )
 
 
-def test_a_finished_sweep_that_is_resumed_changes_nothing(tmp_path: Path, cache: Path) -> None:
-    text = SURFACE.replace("trials: 12", "trials: 2")
-    first = run_text(text, tmp_path, cache)
-    history = (tmp_path / "runs" / "probe" / "history.jsonl").read_text()
-    again = run_text(text, tmp_path, cache)
-    assert again.summary == first.summary
-    assert (tmp_path / "runs" / "probe" / "history.jsonl").read_text() == history
-
-    more = run_text(SURFACE.replace("trials: 12", "trials: 4"), tmp_path, cache)
-    assert len(more.summary["trials"]) == 4
-    assert more.summary["trials"][:2] == first.summary["trials"]
-
-
-def test_a_wall_time_limit_interrupts_and_the_rest_can_be_resumed(tmp_path: Path, cache: Path) -> None:
-    text = SURFACE.replace("noise: 0.01", "noise: 0.01, seconds_per_step: 0.05").replace("trials: 12", "trials: 4")
+def test_a_limit_interrupts_a_resume_finishes_and_a_finished_sweep_is_left_alone(tmp_path: Path, cache: Path) -> None:
+    text = SURFACE.replace("noise: 0.01", "noise: 0.01, seconds_per_step: 0.05").replace("trials: 12", "trials: 3")
     stopped = run_text(f"{text}limits: {{wall_time: 1s}}\n", tmp_path, cache)
     assert stopped.state == "interrupted"
     assert "wall time" in stopped.reason
     assert {trial["state"] for trial in stopped.summary["trials"]} <= {"interrupted", "proposed"}
-    text = text.replace("seconds_per_step: 0.05", "seconds_per_step: 0.05")
+
     finished = run_text(text, tmp_path, cache)
     assert finished.state == "complete"
-    assert len(finished.summary["trials"]) == 4
+    assert len(finished.summary["trials"]) == 3
+
+    history = (tmp_path / "runs" / "probe" / "history.jsonl").read_text()
+    again = run_text(text, tmp_path, cache)
+    assert again.summary == finished.summary
+    assert (tmp_path / "runs" / "probe" / "history.jsonl").read_text() == history
+
+
+def test_train_goes_on_with_an_edited_file_and_records_what_changed(tmp_path: Path, cache: Path) -> None:
+    text = SURFACE[: SURFACE.index("search:")]
+    folder = tmp_path / "runs" / "once"
+
+    def train(told: str) -> Outcome:
+        (tmp_path / "once.yaml").write_text(told)
+        sweep, edited = folders.open_sweep(
+            str(tmp_path / "once.yaml"), (), tmp_path / "runs", resume=True, new=False, training=True
+        )
+        return run(sweep, tmp_path / "runs", cache, Quiet(), cards=1, threads=1, edited=edited)
+
+    assert train(text).state == "complete"
+    assert train(text.replace("10k", "12k")).state == "complete"
+    history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    (edited,) = [event for event in history if event["event"] == "edited"]
+    assert edited["changed"] == {"base.budget.examples": [10_000, 12_000]}
+    assert folders.record_of(folder).trials[0].examples == 12_000
 
 
 def test_a_second_process_is_refused_while_a_sweep_runs(tmp_path: Path, cache: Path) -> None:

@@ -352,11 +352,18 @@ class LanePool:
         return dict(answer for answer in answers if isinstance(answer, tuple))
 
     async def close(self) -> None:
-        """End every lane and wait until their processes are gone."""
+        """End every lane and wait until their processes are gone; a Ray that goes on needs its cards back.
+
+        A lane that is still starting is let come up first: killed before, Ray Train would leave its placement
+        group behind, and the card with it.
+        """
         self._closing = True
         for lane in list(self._lanes.values()):
-            await lane.host.retire.remote() if lane.idle else ray.kill(lane.host)
-        for _ in range(100):
+            if lane.trial is not None:
+                ray.kill(lane.host)
+            else:
+                await lane.host.retire.remote()
+        for _ in range(900):
             if not self._lanes:
                 return
             await asyncio.sleep(0.1)

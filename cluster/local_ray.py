@@ -47,8 +47,10 @@ def set_environment() -> None:
 
 
 @contextmanager
-def local_ray(cards: list[Card], log: Path) -> Iterator[None]:
+def local_ray(cards: list[Card], log: Path) -> Iterator[bool]:
     """A Ray for these cards alone, on 127.0.0.1, with a token of its own; nothing of it is left afterwards.
+
+    Where this process has a Ray already, that one is used and left alone: yields whether it is ours.
 
     Ray's own logs go to a temporary folder that is removed, except after an error, when they are kept in
     `log`. The processes die with this one, also when it is killed.
@@ -59,7 +61,7 @@ def local_ray(cards: list[Card], log: Path) -> Iterator[None]:
     import ray
 
     if ray.is_initialized():  # somebody else's, who stops it too
-        yield
+        yield False
         return
     # Short, since Unix sockets live in it (107 characters at most).
     temporary = Path(tempfile.mkdtemp(prefix="rigsweep-", dir="/tmp" if Path("/tmp").is_dir() else None))  # noqa: S108
@@ -86,7 +88,7 @@ def local_ray(cards: list[Card], log: Path) -> Iterator[None]:
         os.chdir(before)
     failed = True
     try:
-        yield
+        yield True
         failed = False
     finally:
         ray.shutdown()

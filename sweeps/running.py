@@ -108,7 +108,7 @@ def _run_on(sweep: Sweep, folder: Path, cache: Path, show: Show, history: Histor
     def job(number: int) -> Job:
         return make_job(sweep, controller.record.trials[number], folder, cache, cards[0], speed, rungs, initial)
 
-    with local_ray(cards, folder / "log"):
+    with local_ray(cards, folder / "log") as ours:
         import ray
         from ray.exceptions import RayError
 
@@ -130,7 +130,6 @@ def _run_on(sweep: Sweep, folder: Path, cache: Path, show: Show, history: Histor
         with _orderly_signals() as asked:
             tune.start()
             _follow(sweep, folder, controller, show, pool, tune, asked, started)
-        ray.get(pool.close.remote())
         state = "complete" if nothing_left(sweep, controller.record) else "interrupted"
         reason = controller.closing or "every trial is over"
         controller.close(state, reason)
@@ -140,8 +139,10 @@ def _run_on(sweep: Sweep, folder: Path, cache: Path, show: Show, history: Histor
         except RayError as error:
             show.note("MLflow could not be brought up to date; `rigsweep ui` tries again (see log/sweep.log)")
             _log.error("tracking: %s", error)
-        for actor in (pool, tracker):
-            ray.kill(actor)
+        if not ours:  # else all of it ends with its Ray
+            ray.get(pool.close.remote())
+            for actor in (pool, tracker):
+                ray.kill(actor)
     return _finish(sweep, folder, controller.record, state, reason)
 
 

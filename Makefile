@@ -25,19 +25,22 @@ bench: .venv/installed-test
 
 # torch first and alone: where a machine offers its own build, the other packages then take that one.
 .venv/torch:
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --upgrade "pip>=24"
-	$(BIN)/pip install --quiet "$(TORCH)"
+	@echo "setting up .venv: PyTorch, Ray, MLflow and what they need (a few minutes, once)"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install --quiet --upgrade "pip>=24"
+	@$(BIN)/pip install --quiet "$(TORCH)"
 	@touch $@
 
 SOURCES := pyproject.toml README.md $(wildcard cluster/* datasets/* trainables/* sweeps/*)
 
 .venv/installed: .venv/torch $(SOURCES)
-	$(BIN)/pip install --quiet .
+	@rm -rf build  # a module that was deleted would be installed from there
+	@$(BIN)/pip install --quiet .
 	@touch $@
 
 .venv/installed-test: .venv/installed
-	$(BIN)/pip install --quiet ".[test,lint]"
+	@rm -rf build
+	@$(BIN)/pip install --quiet ".[test,lint]"
 	@touch $@
 
 clean:

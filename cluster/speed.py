@@ -10,14 +10,11 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .cards import Card
 from .errors import MachineError
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True)
@@ -33,15 +30,13 @@ class Speed:
         return self.bf16_flops_per_second if precision == "bf16" else self.fp32_flops_per_second
 
     def precision(self, asked: str) -> str:
-        """What `auto` means here: bf16 where the card has it natively and gains by it, else fp32."""
+        """What `auto` means here: bf16 where it pays, else fp32."""
         return ("bf16" if self.bf16_pays else "fp32") if asked == "auto" else asked
 
 
 def card_speed(card: Card, cache: Path) -> Speed:
     """The measured speed of a card, from `cache` if it was measured there before (about 5 s if not)."""
-    import torch.version  # the version alone, without loading torch
-
-    file = cache / "speed" / f"{_slug(card)}-torch-{torch.version.__version__}.json"
+    file = cache / "speed" / f"{_slug(card)}-torch-{metadata.version('torch')}.json"
     try:
         return Speed(**json.loads(file.read_text()))
     except (FileNotFoundError, ValueError, TypeError):
@@ -74,28 +69,10 @@ def measure(kind: str, threads: int) -> Speed:
     best = {}
     for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
         best[name] = max(_matmul_flops_per_second(torch.randn(n, n, device=device, dtype=dtype)) for n in sizes)
-    if kind == "cuda":
-        pays = torch.cuda.get_device_capability() >= (8, 0)
-    else:
-        # A CPU may multiply bf16 matrices faster and still lose it all in attention's backward pass.
-        pays = _layer_seconds(torch.bfloat16) < _layer_seconds(torch.float32)
+    # Never on a CPU: products are faster in bf16 on some, but PyTorch's attention loses it all in its backward
+    # pass (ten times fp32's time), and whether it pays would depend on the moment it was measured.
+    pays = kind == "cuda" and torch.cuda.get_device_capability() >= (8, 0)
     return Speed(best["bf16"], best["fp32"], pays)
-
-
-def _layer_seconds(dtype: "torch.dtype") -> float:
-    """Seconds of attention and its four products on a CPU, forward and backward, at a small model's size."""
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention
-
-    x = torch.randn(16, 128, 128, dtype=dtype, requires_grad=True)
-    weight = torch.randn(128, 512, dtype=dtype, requires_grad=True)
-    seconds = []
-    for _ in range(10):
-        start = time.perf_counter()
-        q, k, v, _ = (x @ weight).unflatten(-1, (4, 4, 32)).permute(2, 0, 3, 1, 4).unbind()
-        scaled_dot_product_attention(q, k, v, is_causal=True).float().sum().backward()
-        seconds.append(time.perf_counter() - start)
-    return sorted(seconds)[len(seconds) // 2]
 
 
 def _matmul_flops_per_second(a, seconds: float = 0.4) -> float:

@@ -88,7 +88,7 @@ class Training(BaseModel, frozen=True, extra="forbid"):
     budget: Budget
     evaluation: Evaluation = Evaluation()
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """`auto`: bf16 autocast where the card has it natively and gains by it, else fp32."""
+    """`auto`: bf16 autocast on a GPU that has it natively, else fp32 (on a CPU it does not pay)."""
     compile: bool = False
     recompute: bool = False
     """Whole-layer activation recomputation: less memory, about a third more time."""

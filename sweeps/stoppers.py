@@ -69,7 +69,7 @@ class Asha:
         amount = f"{report.flops:.2g} FLOPs" if stopping.by == "flops" else f"{report.examples:,} examples"
         best = self._sweep.sign * rung.ranked[0][0]
         return (
-            f"{metric} {report.metrics[metric]:.4g} at {amount}: place {place} of {of}{where}, the best has {best:.4g}"
+            f"place {place} of {of}{where} at {amount}: {metric} {report.metrics[metric]:.4g}, the best has {best:.4g}"
         )
 
 

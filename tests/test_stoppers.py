@@ -44,7 +44,7 @@ def test_a_trial_goes_on_while_it_is_among_the_best_third_that_have_reached_the_
     it = judged()
     assert it.tell(0, 10, 2.0) is None
     assert it.tell(1, 10, 1.9) is None, "best of 2"
-    assert it.tell(2, 10, 1.95) == "validation/loss 1.95 at 10 examples: place 2 of 3, the best has 1.9"
+    assert it.tell(2, 10, 1.95) == "place 2 of 3 at 10 examples: validation/loss 1.95, the best has 1.9"
     assert it.tell(3, 10, 1.8) is None, "best of 4"
     assert it.tell(4, 10, 1.85) is not None, "second of 5, of which one goes on"
     assert it.tell(5, 10, 1.85) is not None, "third of 6"
@@ -89,7 +89,7 @@ def test_trials_are_compared_within_their_group_only() -> None:
     it.tell(0, 10, 1.0, width=64)
     assert it.tell(1, 10, 3.0, width=128) is None
     reason = it.tell(2, 10, 3.5, width=128)
-    assert reason == "validation/loss 3.5 at 10 examples: place 2 of 2 with model.width = 128, the best has 3"
+    assert reason == "place 2 of 2 with model.width = 128 at 10 examples: validation/loss 3.5, the best has 3"
 
 
 def test_a_group_may_be_of_lists() -> None:
@@ -107,13 +107,13 @@ def test_by_flops_a_wide_model_is_compared_earlier() -> None:
     it.tell(0, 10, 9.0, width=64)  # 640 FLOPs
     it.tell(0, 16, 1.0, width=64)  # 1,024
     reason = it.tell(1, 8, 2.0, width=128)  # 1,024
-    assert reason == "validation/loss 2 at 1e+03 FLOPs: place 2 of 2, the best has 1"
+    assert reason == "place 2 of 2 at 1e+03 FLOPs: validation/loss 2, the best has 1"
 
 
 def test_more_is_better_where_the_sweep_maximises() -> None:
     it = judged("objective={metric: validation/accuracy, goal: maximize}")
     it.tell(0, 10, 0.5)
-    assert it.tell(1, 10, 0.4) == "validation/accuracy 0.4 at 10 examples: place 2 of 2, the best has 0.5"
+    assert it.tell(1, 10, 0.4) == "place 2 of 2 at 10 examples: validation/accuracy 0.4, the best has 0.5"
     assert it.tell(2, 10, 0.6) is None
 
 
@@ -131,7 +131,7 @@ def test_a_repeated_report_counts_once_with_its_last_value() -> None:
     assert it.tell(1, 10, 1.0) is None
     it.tell(2, 10, 0.5)
     assert it.tell(1, 10, 1.5) is None, "what was decided stays, though it is no longer the best"
-    assert it.tell(3, 10, 1.2) == "validation/loss 1.2 at 10 examples: place 2 of 4, the best has 0.5"
+    assert it.tell(3, 10, 1.2) == "place 2 of 4 at 10 examples: validation/loss 1.2, the best has 0.5"
 
 
 def test_a_higher_reduction_keeps_fewer_and_none_keeps_all() -> None:

@@ -98,7 +98,8 @@ def run(
 def _run_on(sweep: Sweep, folder: Path, cache: Path, show: Show, history: History, cards: list[Card]) -> Outcome:
     started = time.monotonic()
     speed = card_speed(cards[0], cache)
-    registry.prepare(sweep.settings.trainable, sweep.training({}), cache, show.preparing)
+    for parameters in sweep.space.corners_that_change("data"):
+        registry.prepare(sweep.settings.trainable, sweep.training(parameters), cache, show.preparing)
     initial = resolve_initial(sweep.training({}).initial, folder.parent)
     folders.write_settings(sweep, folder)
     history.append("opened", **_opened(sweep, cards))

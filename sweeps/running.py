@@ -76,7 +76,7 @@ def run(
     The history says what there is to do: a new folder has none, a resumed one what is left. `edited` are the
     settings that a resumed training changes, each as [before, after].
     """
-    folder = runs / sweep.name
+    folder = (runs / sweep.name).resolve()  # Ray's processes have another working directory
     (folder / "log").mkdir(parents=True, exist_ok=True)
     history = History(folder / "history.jsonl")
     try:
@@ -232,6 +232,7 @@ def make_job(
         rungs_by=sweep.settings.early_stopping.by,
         recorded=tuple(trial.reports),
         initial=initial,
+        directory=str(Path.cwd()),
     )
 
 

@@ -96,8 +96,6 @@ class Tracker:
     def _follow(self) -> None:
         """Take in new events of the history."""
         path, first = self.folder / "history.jsonl", self._read == 0
-        if not path.exists():
-            return
         for event, offset in read_with_offsets(path, self._read):
             if not self._read:
                 self._began = event["time"]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from .history import Report
 
 _log = logging.getLogger(__name__)
-_BESIDE = ("examples", "flops", "seconds", "time")  # of a row: where it stands, not what it says
+_BESIDE = ("examples", "total", "flops", "seconds", "time")  # of a row: where it stands, not what it says
 
 
 class Point(NamedTuple):

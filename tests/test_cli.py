@@ -100,6 +100,8 @@ def test_ctrl_c_saves_says_how_to_go_on_and_the_rest_decides_as_if_undisturbed(
     answer = rigsweep("sweep", "probe.yaml", "--cards", "1", "--resume", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
     same_decisions(decided(tmp_path / "runs" / "probe"), undisturbed)
+    told = json.loads((tmp_path / "runs" / "probe" / "summary.json").read_text())
+    assert all(trial["run_id"] for trial in told["trials"]), "MLflow has every trial when the sweep ends"
 
 
 @pytest.mark.slow

@@ -144,8 +144,9 @@ def test_every_fault_ends_its_trial_in_the_right_state_and_the_sweep_goes_on(tmp
     assert "Traceback" in (tmp_path / "runs" / "probe" / "trials" / str(log) / "log.txt").read_text()
 
 
-def test_a_gpt_trains_samples_and_is_tracked(tmp_path: Path, cache: Path) -> None:
-    corpus = tmp_path / "corpus.txt"
+def test_a_gpt_trains_samples_and_is_tracked(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a corpus may be named from where the sweep is started
+    corpus = Path("corpus.txt")
     corpus.write_text("\n\n".join(f"The {i}th hen lays {i * i} eggs, and sings of it." for i in range(400)))
     outcome = run_text(GPT.replace("CORPUS", str(corpus)), tmp_path, cache, "hens")
     folder = tmp_path / "runs" / "hens"

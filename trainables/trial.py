@@ -42,6 +42,8 @@ class Job:
     """Examples of the evaluations that whoever follows the trial already knows."""
     initial: str | None = None
     """A checkpoint folder to start the weights from."""
+    directory: str | None = None
+    """Where the sweep was started: relative paths of a corpus or tokenizer are meant from there."""
 
     def settings(self) -> Training:
         """The training's settings, validated again."""
@@ -52,7 +54,11 @@ def run_trial(job: dict[str, Any], line: Line) -> dict[str, Any]:
     """Run one trial in this process and return its last message; raises nothing."""
     folder = Path(job["folder"])
     try:
-        with _logging_to(folder), contextlib.closing(Door(folder, line)) as door:
+        with (
+            contextlib.chdir(job.get("directory") or "."),
+            _logging_to(folder),
+            contextlib.closing(Door(folder, line)) as door,
+        ):
             ending = load(job["trainable"])(Job(**job), door)
     except Exception as error:  # noqa: BLE001 - whatever a trial raises ends that trial, and only that
         ending = _ending(error)

@@ -5,13 +5,17 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: quickstart test lint types bench clean
+.PHONY: quickstart test test-slow lint types bench clean
 
 quickstart: .venv/installed
 	$(BIN)/rigsweep sweep quickstart --resume
 
 test: .venv/installed-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not slow"
+
+# Compilers, and more sweeps that are killed and resumed.
+test-slow: .venv/installed-test
+	$(BIN)/python -m pytest -m slow
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

@@ -79,7 +79,6 @@ def same_decisions(one: list[tuple[Any, ...]], other: list[tuple[Any, ...]]) -> 
     assert one == other
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_ctrl_c_saves_says_how_to_go_on_and_the_rest_decides_as_if_undisturbed(
     tmp_path: Path, undisturbed: list[tuple[Any, ...]]

@@ -61,6 +61,10 @@ def parameters(trial: Trial, keys: list[str] | None = None) -> str:
     return ", ".join(f"{short(key, list(trial.parameters))} {number(value)}" for key, value in chosen.items())
 
 
+def _tried(trial: Trial) -> str:
+    return f" ({parameters(trial)})" if trial.parameters else ""
+
+
 def short(key: str, keys: list[str]) -> str:
     """The last part of a dotted key, or all of it where two share that part."""
     last = key.rpartition(".")[2]
@@ -135,11 +139,11 @@ def summary_panel(sweep: Sweep, record: Record, told: Mapping[str, Any]) -> Rend
     facts.add_column(style="dim", justify="right")
     facts.add_column()
     if best is not None and best.value is not None:
-        facts.add_row("best", f"trial {best.number}: {metric} {number(best.value)} ({parameters(best)})")
+        facts.add_row("best", f"trial {best.number}: {metric} {number(best.value)}{_tried(best)}")
         base = record.trials.get(0)
         if base is not None and base.value is not None and base.state == "complete" and best.number != 0:
             gain = sweep.sign * (base.value - best.value)
-            facts.add_row("base", f"trial 0: {number(base.value)} ({parameters(base)}); the best gains {gain:.4g}")
+            facts.add_row("base", f"trial 0: {number(base.value)}{_tried(base)}; the best gains {gain:.4g}")
         elif best.number == 0:
             facts.add_row("base", "nothing was better than it")
     elif record.trials:
@@ -217,7 +221,7 @@ class LiveShow:
             return
         metric = self._sweep.settings.objective.metric
         if kind == "started":
-            self._line(f"trial {trial.number}: started on {', '.join(trial.cards)} ({parameters(trial)})")
+            self._line(f"trial {trial.number}: started on {', '.join(trial.cards)}{_tried(trial)}")
         elif kind == "report" and trial.last is not None:
             share = trial.examples / trial.last.total
             self._line(f"trial {trial.number}: {share:.0%}, {metric} {number(trial.last.metrics[metric])}")

@@ -144,7 +144,7 @@ def summary_panel(sweep: Sweep, record: Record, told: Mapping[str, Any]) -> Rend
         if base is not None and base.value is not None and base.state == "complete" and best.number != 0:
             gain = sweep.sign * (base.value - best.value)
             facts.add_row("base", f"trial 0: {number(base.value)}{_tried(base)}; the best gains {gain:.4g}")
-        elif best.number == 0:
+        elif best.number == 0 and len(record.trials) > 1:
             facts.add_row("base", "nothing was better than it")
     elif record.trials:
         facts.add_row("best", "no trial is complete yet")

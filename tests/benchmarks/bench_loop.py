@@ -17,7 +17,7 @@ from rigsweep.trainables.gpt_settings import GPTTraining
 from rigsweep.trainables.loop import train
 from rigsweep.trainables.trial import Job
 
-STEPS, BLOCKS = 80, 5
+STEPS, BLOCKS = 50, 5
 TRACK = "import sys, time; from pathlib import Path; from rigsweep.sweeps.tracking import Store, Tracker\n" + (
     "tracker = Tracker(Path(sys.argv[1]), Store.of(Path(sys.argv[1]).parent))\n"
     "while True: tracker.catch_up(); time.sleep(1)"

@@ -55,7 +55,7 @@ def _ours(place: Path) -> float:
 
     corpus = place / "corpus.txt"
     corpus.write_text("\n\n".join(f"The {i}th hen lays {i * i} eggs, and sings of it." for i in range(400)))
-    (place / "turns.yaml").write_text(SWEEP.replace("trainable: gpt", "trainable: gpt").replace("CORPUS", str(corpus)))
+    (place / "turns.yaml").write_text(SWEEP.replace("CORPUS", str(corpus)))
     # The base is the best, so that nearly every other trial is stopped at its first rung.
     overrides = ("search.optimizer.learning_rate.high=3e-3",)
     sweep, _ = folders.open_sweep(str(place / "turns.yaml"), overrides, place / "runs", resume=False, new=False)

@@ -226,7 +226,7 @@ class LiveShow:
             share = trial.examples / trial.last.total
             self._line(f"trial {trial.number}: {share:.0%}, {metric} {number(trial.last.metrics[metric])}")
         elif kind in ("ended", "interrupted", "lost"):
-            value = f", {metric} {number(trial.value)}" if trial.value is not None else ""
+            value = f", {metric} {number(trial.value)}" if trial.state == "complete" else ""
             self._line(f"trial {trial.number}: {outcome(trial)}{value}")
 
     def refresh(self, controller: Controller, progress: dict[int, dict[str, Any]]) -> None:

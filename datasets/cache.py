@@ -44,9 +44,9 @@ def _make(folder: Path, fill: Callable[[Path], None]) -> None:
     try:
         fill(partial)
         for path in (*partial.iterdir(), partial):
-            _flush(path)
+            flush(path)
         partial.rename(folder)
-        _flush(folder.parent)
+        flush(folder.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)  # nothing is there after the rename
 
@@ -75,7 +75,7 @@ def _remove_leftovers(cache: Path) -> None:
             continue
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Wait until a file, or the entries of a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

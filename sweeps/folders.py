@@ -8,7 +8,7 @@ from typing import Any
 from . import files
 from .files import WrongInput
 from .history import Record, fold
-from .sweep import Sweep, changed, check, load, with_name
+from .sweep import Sweep, changed, check, load
 
 _SETTINGS = "sweep.yaml"
 
@@ -38,7 +38,7 @@ def open_sweep(
         return asked, {}
     if new:
         names = (f"{asked.name}-{i}" for i in itertools.count(2))
-        return with_name(asked, next(name for name in names if not (runs / name).exists())), {}
+        return dataclasses.replace(asked, name=next(name for name in names if not (runs / name).exists())), {}
     command = f"rigsweep {'train' if training else 'sweep'} {name_or_path}"
     if not resume:
         raise WrongInput(

@@ -122,7 +122,7 @@ def _run_on(sweep: Sweep, folder: Path, cache: Path, show: Show, history: Histor
             "rigsweep.trainables.trial:run_trial",
             cards,
             cards_per_lane=sweep.settings.cards_per_trial,
-            log=str((folder / "log").resolve()),
+            log=str(folder / "log"),
             hang_seconds=sweep.settings.hang,
         )
         tracker_class: Any = ray.remote(TrackerActor)

@@ -1,6 +1,5 @@
 """A sweep: a file read, checked and ready to run."""
 
-import dataclasses
 import difflib
 import functools
 import math
@@ -156,11 +155,6 @@ def changed(before: Sweep, after: Sweep) -> dict[str, list[Any]]:
     )
     keys = sorted(one.keys() | two.keys())
     return {key: [one.get(key), two.get(key)] for key in keys if one.get(key) != two.get(key)}
-
-
-def with_name(sweep: Sweep, name: str) -> Sweep:
-    """The same sweep under another name."""
-    return dataclasses.replace(sweep, name=name)
 
 
 def _stated(model: BaseModel, values: dict[str, Any]) -> dict[str, Any]:

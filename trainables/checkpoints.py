@@ -6,10 +6,8 @@ folder is written under another name and renamed into place, so that a kill at a
 before it.
 """
 
-import hashlib
 import json
 import logging
-import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import nn
 
+from ..datasets.cache import flush, sha256
 from .door import Progress
 from .optimizer import load_named_state, named_state
 
@@ -58,13 +57,13 @@ def save(folder: Path, saved: Saved, model: nn.Module, ema: nn.Module | None, op
             save_model(ema, str(temporary / "ema.safetensors"))
         save_file(named_state(model, optimizer), temporary / "optimizer.safetensors")
         (temporary / "progress.json").write_text(json.dumps(asdict(saved)))
-        files = {file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)} for file in temporary.iterdir()}
+        files = {file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)} for file in temporary.iterdir()}
         (temporary / "manifest.json").write_text(json.dumps({"version": _VERSION, "files": files}, indent=1))
         for file in [*temporary.iterdir(), temporary]:
-            _flush(file)
+            flush(file)
         shutil.rmtree(final, ignore_errors=True)  # a damaged one
         temporary.rename(final)
-        _flush(folder)
+        flush(folder)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint {final} could not be written: {_short(str(error))}") from error
     finally:
@@ -101,7 +100,7 @@ def check(path: Path) -> None:
         if name == "ema.safetensors" and name not in told and not (path / name).exists():
             continue
         try:
-            found = (path / name).stat().st_size, _sha256(path / name)
+            found = (path / name).stat().st_size, sha256(path / name)
         except OSError:
             found = None
         if found is None or found != told.get(name):
@@ -169,19 +168,6 @@ def _is_whole(path: Path) -> bool:
         _log.warning("%s; passed over", error)
         return False
     return True
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _short(text: str) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 
 from .files import WrongInput
 from .history import ENDS, History, Trial, replay
-from .searchers import Study
 from .stoppers import STOPPERS
+from .study import Study
 from .sweep import Sweep
 
 
@@ -117,10 +117,16 @@ class Controller:
             self._end(number, "stopped", verdict)
         return verdict is not None
 
-    def ended(self, number: int, state: str, reason: str) -> None:
-        """A trial's last word: one of the ends, or `interrupted`."""
+    def warned(self, number: int, rule: str, reason: str, examples: int) -> None:
+        """A health rule has something to say of a trial; it is heard once."""
+        trial = self.record.trials[number]
+        if not trial.over and rule not in trial.warnings:
+            self._write("warned", number, rule=rule, reason=reason, examples=examples)
+
+    def ended(self, number: int, state: str, reason: str, rule: str = "") -> None:
+        """A trial's last word: one of the ends (`rule` is the health rule that ended it), or `interrupted`."""
         if state in ENDS:
-            self._end(number, state, reason)
+            self._end(number, state, reason, rule)
         elif not self.record.trials[number].over:
             self._leave(number, "interrupted", reason)
 
@@ -156,7 +162,7 @@ class Controller:
         running = sum(now - self._since[t.number] for t in self.record.now_running() if t.number in self._since)
         return sum(trial.seconds for trial in self.record.trials.values()) + running
 
-    def _end(self, number: int, state: str, reason: str) -> None:
+    def _end(self, number: int, state: str, reason: str, rule: str = "") -> None:
         trial = self.record.trials[number]
         if trial.over:
             return
@@ -164,7 +170,7 @@ class Controller:
         value = trial.last.metrics.get(metric) if trial.last and state in ("complete", "stopped") else None
         if state == "complete" and value is None:
             state, reason = "failed", f"no evaluation of {metric} at its end"
-        self._write("ended", number, state=state, reason=reason, seconds=self._spent(trial), value=value)
+        self._write("ended", number, state=state, reason=reason, seconds=self._spent(trial), value=value, rule=rule)
 
     def _leave(self, number: int, kind: str, reason: str) -> None:
         self._write(kind, number, reason=reason, seconds=self._spent(self.record.trials[number]))

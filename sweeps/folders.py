@@ -9,6 +9,7 @@ from . import files
 from .files import WrongInput
 from .history import Record, fold
 from .sweep import Sweep, changed, check, load
+from .validation import nearest
 
 _SETTINGS = "sweep.yaml"
 
@@ -103,6 +104,6 @@ def find_sweep(runs: Path, name: str | None) -> Path:
         return found[-1].parent
     names = [file.parent.name for file in found]
     if name not in names:
-        hint = files.nearest(name, names) or (f"; there are: {', '.join(names)}" if names else "")
+        hint = nearest(name, names) or (f"; there are: {', '.join(names)}" if names else "")
         raise WrongInput(f"{runs / name}: no such sweep{hint}")
     return runs / name

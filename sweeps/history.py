@@ -7,9 +7,10 @@
     proposed  trial, group, seed, parameters             a trial exists
     started   trial, node, cards, process                it runs (again after an interruption)
     report    trial, examples, total, flops, seconds, metrics, checkpoint   an evaluation
+    warned    trial, rule, reason, examples              a health rule has something to say; once a rule and trial
     lost      trial, reason, seconds                     its machine failed it; it can go on once
     interrupted  trial, reason, seconds                  it was asked to leave; it can go on
-    ended     trial, state, reason, seconds, value       for good
+    ended     trial, state, reason, seconds, value, rule   for good; `rule` is the health rule that ended it, if one
     edited    changed                                    a training goes on with other settings
     closed    state, reason                              the sweep's process ended in an orderly way
 """
@@ -62,6 +63,10 @@ class Trial:
     """By examples: a report that is repeated after a resume counts once, the last."""
     started: float | None = None
     ended: float | None = None
+    warnings: dict[str, str] = field(default_factory=dict)
+    """What health rules had to say, by rule."""
+    rule: str = ""
+    """The health rule that ended it, if one did."""
     lost: int = 0
     """How often its machine failed it."""
     seconds: float = 0.0
@@ -129,13 +134,15 @@ class Record:
                 event["metrics"],
                 event["time"],
             )
+        elif kind == "warned":
+            trial.warnings[event["rule"]] = event["reason"]
         elif kind in ("lost", "interrupted"):
             trial.state, trial.reason = "interrupted", event["reason"]
             trial.lost += kind == "lost"
             trial.seconds += event["seconds"]
         elif kind == "ended":
             trial.state, trial.reason, trial.value = event["state"], event["reason"], event["value"]
-            trial.ended = event["time"]
+            trial.ended, trial.rule = event["time"], event.get("rule", "")
             trial.seconds += event["seconds"]
         else:
             raise ValueError(f"unknown event {kind}")

@@ -5,6 +5,7 @@ from pathlib import Path
 from ..trainables import checkpoints, registry
 from . import files, folders
 from .files import WrongInput
+from .validation import validate
 from .weights import find_trial, newest_checkpoint
 
 
@@ -26,7 +27,7 @@ def sample_run(run: str, runs: Path, cache: Path, overrides: tuple[str, ...] = (
     files.override(document, *(f"base.{override}" for override in overrides))
     training = sweep.training(trial.parameters, trial.number - trial.group * sweep.settings.repeats)
     values = training.model_dump() | {k: v for k, v in document.values["base"].items() if k in ("sampling", "seed")}
-    training = files.validate(type(training), values, document, ("base",))
+    training = validate(type(training), values, document, ("base",))
     task = registry.task(sweep.settings.trainable, training, cache)
     if task is None:
         raise WrongInput(f"{run}: a {sweep.settings.trainable} draws no samples")

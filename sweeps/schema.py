@@ -3,8 +3,8 @@
 from typing import Any
 
 from ..trainables import registry
-from .files import all_keys
 from .settings import SweepSettings
+from .validation import all_keys
 
 _NUMBER = r"^[-+]?[0-9._]+([eE][-+]?[0-9]+)?[kMB%smhd]?$|^=.*"
 

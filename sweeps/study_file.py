@@ -10,7 +10,7 @@ import optuna
 
 from .folders import read_sweep
 from .history import replay
-from .searchers import Study
+from .study import Study
 from .sweep import Sweep
 
 

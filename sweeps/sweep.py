@@ -15,7 +15,9 @@ from ..trainables.settings import Training
 from . import files
 from .files import Document, WrongInput
 from .settings import SweepSettings
-from .space import Parameters, Space, flatten, read_space
+from .space import Parameters, Space, flatten
+from .space_file import read_space
+from .validation import nearest, validate
 
 READY = Path(__file__).parent
 """The ready sweeps lie beside this file."""
@@ -103,16 +105,16 @@ def find(name_or_path: str) -> Path:
 
 def check(document: Document, name: str) -> Sweep:
     """Check everything that can be checked without running. Raises `WrongInput`."""
-    settings: SweepSettings = files.validate(SweepSettings, document.values, document)
+    settings: SweepSettings = validate(SweepSettings, document.values, document)
     known = registry.names()
     if settings.trainable not in known:
-        near = files.nearest(settings.trainable, known)
+        near = nearest(settings.trainable, known)
         raise document.wrong(("trainable",), f"allowed: {', '.join(known)}, found {settings.trainable}{near}")
     model = registry.settings_class(settings.trainable)
     goals = model.METRICS
     objective = settings.objective
     if objective.metric not in goals:
-        near = files.nearest(objective.metric, list(goals))
+        near = nearest(objective.metric, list(goals))
         raise document.wrong(("objective", "metric"), f"allowed: {', '.join(goals)}, found {objective.metric}{near}")
     if objective.goal != goals[objective.metric]:
         raise document.wrong(
@@ -140,7 +142,7 @@ def _check_within(document: Document, settings: SweepSettings, space: Space) -> 
         return
     if within in kinds:
         raise document.wrong(place, f"{within} is a range, of which no two trials share a value; give its choices")
-    near = files.nearest(within, allowed)
+    near = nearest(within, allowed)
     there = f"; allowed: {', '.join(allowed)}" if allowed else "; none with choices is searched"
     raise document.wrong(place, f"{within} is not a searched key{near or there}")
 

@@ -121,6 +121,8 @@ class TuneScheduler(_NeverRestored, FIFOScheduler):
         message = json.loads(result[_MESSAGE])
         if message["event"] == "started":
             self._controller.started(number, message["node"], message["cards"], message["process"])
+        elif message["event"] == "warning":
+            self._controller.warned(number, message["rule"], message["reason"], message["examples"])
         elif self._controller.reported(number, message):
             self._pool.order.remote(number, "stop")
             return TrialScheduler.STOP
@@ -131,7 +133,7 @@ class TuneScheduler(_NeverRestored, FIFOScheduler):
         number = self._searcher.numbers[trial.trial_id]
         message = json.loads(result[_MESSAGE])
         if message["event"] == "ended":
-            self._controller.ended(number, message["state"], message["reason"])
+            self._controller.ended(number, message["state"], message["reason"], message.get("rule", ""))
         elif message["event"] == "lost":
             self._controller.lost(number, message["reason"])
         elif message["event"] == "no_lane":

@@ -3,10 +3,11 @@
 import shutil
 from pathlib import Path
 
-from .files import WrongInput, nearest
+from .files import WrongInput
 from .history import Record
 from .summary import best_of
 from .sweep import Sweep
+from .validation import nearest
 
 
 def checkpoints_of(folder: Path, number: int) -> Path:

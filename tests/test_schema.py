@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from rigsweep.sweeps.files import all_keys
 from rigsweep.sweeps.schema import sweep_schema
 from rigsweep.sweeps.sweep import READY, find
+from rigsweep.sweeps.validation import all_keys
 from rigsweep.trainables import registry
 
 jsonschema = pytest.importorskip("jsonschema")

@@ -9,8 +9,9 @@ from optuna.trial import TrialState
 
 from rigsweep.sweeps.controller import Controller
 from rigsweep.sweeps.history import VERSION, History, fold, replay
-from rigsweep.sweeps.searchers import SEARCHERS, Study, proposal_seed
+from rigsweep.sweeps.searchers import SEARCHERS, proposal_seed
 from rigsweep.sweeps.settings import SweepSettings
+from rigsweep.sweeps.study import Study
 from rigsweep.sweeps.sweep import Sweep
 from rigsweep.trainables.surface_settings import SurfaceTraining
 

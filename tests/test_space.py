@@ -9,8 +9,8 @@ import pytest
 
 from rigsweep.sweeps import files
 from rigsweep.sweeps.files import WrongInput
-from rigsweep.sweeps.searchers import Study
 from rigsweep.sweeps.space import Space, flatten
+from rigsweep.sweeps.study import Study
 from rigsweep.sweeps.sweep import Sweep, check
 
 from .simulator import simulate

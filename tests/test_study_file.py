@@ -50,6 +50,18 @@ def test_it_has_every_trial_with_its_state(tmp_path: Path) -> None:
         assert len(told[number].intermediate_values) == len(trial.reports)
 
 
+def test_it_holds_all_that_optuna_itself_would_have_written(tmp_path: Path) -> None:
+    sweep, _ = begun(tmp_path / "made", most_events=60)
+    update_study(sweep, tmp_path / "made")
+    ours = optuna.load_study(study_name="made", storage=f"sqlite:///{tmp_path / 'made' / 'study.db'}")
+    theirs = optuna.create_study(storage=f"sqlite:///{tmp_path / 'theirs.db'}", study_name="made")
+    theirs.add_trials(ours.get_trials())
+    assert theirs.get_trials() == ours.get_trials()
+    assert {trial.state for trial in ours.get_trials()} == {TrialState.RUNNING, TrialState.PRUNED, TrialState.COMPLETE}
+    ours.ask()  # it can be gone on with
+    assert len(ours.get_trials()) == len(theirs.get_trials()) + 1
+
+
 def test_trials_that_are_not_over_are_running(tmp_path: Path) -> None:
     sweep, record = begun(tmp_path / "made", most_events=12)
     update_study(sweep, tmp_path / "made")

@@ -1,7 +1,7 @@
 """What a sweep does next: history, searcher and stopper put together. Knows no Ray.
 
 Everything that happens comes in through one of the methods, is written to the history first, and then acts.
-What runs the trials (`running.py`, or a simulator in tests) asks `next_trial` and passes on what it hears.
+What runs the trials (`running.py`, or `simulation.py`) asks `next_trial` and passes on what it hears.
 """
 
 import math
@@ -28,6 +28,8 @@ class Controller:
     """Called after each event of a trial, for whoever shows the sweep."""
     closing: str | None = None
     """Why no more trials begin; None while they do."""
+    clock: Callable[[], float] = lambda: time.monotonic()
+    """Seconds; a simulation has a clock of its own."""
     _waiting: list[int] = field(default_factory=list)
     _since: dict[int, float] = field(default_factory=dict)
 
@@ -93,7 +95,7 @@ class Controller:
 
     def started(self, number: int, node: str, cards: list[str], process: int) -> None:
         """A trial runs."""
-        self._since[number] = time.monotonic()
+        self._since[number] = self.clock()
         self._write("started", number, node=node, cards=cards, process=process)
 
     def reported(self, number: int, report: dict[str, Any]) -> bool:
@@ -148,9 +150,9 @@ class Controller:
         self.history.append("closed", state=state, reason=reason)
 
     def over_limit(self, started: float) -> str | None:
-        """Which limit of the sweep is reached, if one is; `started` is the process's monotonic start."""
+        """Which limit of the sweep is reached, if one is; `started` is when the process began, by the clock."""
         limits = self.sweep.settings.limits
-        if limits.wall_time is not None and time.monotonic() - started >= limits.wall_time:
+        if limits.wall_time is not None and self.clock() - started >= limits.wall_time:
             return f"the limit of {limits.wall_time:,.0f} s wall time"
         if limits.device_time is not None and self.device_seconds() >= limits.device_time:
             return f"the limit of {limits.device_time:,.0f} s device time"
@@ -158,7 +160,7 @@ class Controller:
 
     def device_seconds(self) -> float:
         """Card-seconds spent so far, running trials included."""
-        now = time.monotonic()
+        now = self.clock()
         running = sum(now - self._since[t.number] for t in self.record.now_running() if t.number in self._since)
         return sum(trial.seconds for trial in self.record.trials.values()) + running
 
@@ -178,7 +180,7 @@ class Controller:
     def _spent(self, trial: Trial) -> float:
         """Seconds of the attempt that ends now; of a process that died, up to its last evaluation."""
         if trial.number in self._since:
-            return time.monotonic() - self._since.pop(trial.number)
+            return self.clock() - self._since.pop(trial.number)
         if trial.state != "running" or trial.started is None or trial.last is None:
             return 0.0
         return max(0.0, trial.last.time - trial.started)

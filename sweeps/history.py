@@ -162,10 +162,13 @@ class Record:
 class History:
     """The file, open for appending by one process at a time."""
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.time):
-        """Open or create the file and lock it. Raises `WrongInput` where another process has it."""
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time, *, durable: bool = True):
+        """Open or create the file and lock it. Raises `WrongInput` where another process has it.
+
+        Only a simulation's need not be durable: it does not wait for the disk.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self._clock = path, clock
+        self.path, self._clock, self._durable = path, clock, durable
         self._file = path.open("a+b")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -188,7 +191,8 @@ class History:
         # One write of one line: a kill leaves it whole, or torn at the end of the file.
         self._file.write(json.dumps(event, ensure_ascii=False, allow_nan=False).encode() + b"\n")
         self._file.flush()
-        os.fsync(self._file.fileno())
+        if self._durable:
+            os.fsync(self._file.fileno())
         self.record.apply(event)
         for listener in self.listeners:
             listener(event)

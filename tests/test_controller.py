@@ -11,10 +11,11 @@ import pytest
 
 from rigsweep.sweeps.controller import Controller
 from rigsweep.sweeps.history import ENDS, VERSION, History, Record, fold, read
+from rigsweep.sweeps.simulation import ClosedForm, rungs_of
 from rigsweep.sweeps.sweep import Sweep
 from rigsweep.trainables.surface_settings import SurfaceTraining
 
-from .simulator import SWEEP, cut, no_fault, outcome, reports_of, rungs_of, simulate, sweep_of
+from .simulator import SWEEP, cut, no_fault, outcome, simulate, sweep_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 
@@ -355,8 +356,8 @@ def check_whole(sweep: Sweep, record: Record, path: Path) -> None:
         assert trial.reason
     rungs = rungs_of(sweep)
     for trial in record.trials.values():
-        training: Any = sweep.training(trial.parameters, trial.number % sweep.settings.repeats)
-        told = {r["examples"]: r["metrics"] for r in reports_of(sweep, training, rungs)}
+        answers: Any = ClosedForm(sweep).answers(trial, rungs)
+        told = {report["examples"]: report["metrics"] for report in answers}
         reports = {examples: report.metrics for examples, report in trial.reports.items()}
         assert reports.items() <= told.items()
         assert trial.state != "complete" or reports.keys() == told.keys()

@@ -11,11 +11,12 @@ from rigsweep.sweeps.controller import Controller
 from rigsweep.sweeps.history import VERSION, History, fold, replay
 from rigsweep.sweeps.searchers import SEARCHERS, proposal_seed
 from rigsweep.sweeps.settings import SweepSettings
+from rigsweep.sweeps.simulation import rungs_of
 from rigsweep.sweeps.study import Study
 from rigsweep.sweeps.sweep import Sweep
 from rigsweep.trainables.surface_settings import SurfaceTraining
 
-from .simulator import SWEEP, rungs_of, simulate, sweep_of
+from .simulator import SWEEP, simulate, sweep_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 TO_THE_END = ("early_stopping.rule=none", "base.evaluation.every=100%")

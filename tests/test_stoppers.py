@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from rigsweep.sweeps.history import Report, Trial, replay
+from rigsweep.sweeps.simulation import rungs_of
 from rigsweep.sweeps.stoppers import STOPPERS
 from rigsweep.sweeps.sweep import Sweep
 
-from .simulator import SWEEP, rungs_of, simulate, sweep_of
+from .simulator import SWEEP, simulate, sweep_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 RUNGS = (10.0, 30.0, 90.0)

@@ -19,13 +19,15 @@ class Objective(BaseModel, frozen=True, extra="forbid"):
 class EarlyStopping(BaseModel, frozen=True, extra="forbid"):
     """When a trial is stopped by comparison with the others."""
 
-    rule: Literal["asha", "none"] = "asha"
+    rule: Literal["forecast", "asha", "median", "none"] = "forecast"
     by: Literal["examples", "flops"] = "examples"
     """Trials are compared at equal examples or at equal FLOPs."""
     grace: Annotated[Share, Field(gt=0)] = 0.1
     """Share of the budget before the first comparison; raised to the largest warm-up that can be proposed."""
     reduction: Annotated[int, Field(ge=2)] = 3
-    """The best 1 in `reduction` at a rung go on; rungs lie this factor apart."""
+    """`asha`: the best 1 in `reduction` at a rung go on; rungs lie this factor apart."""
+    chance: Annotated[Share, Field(gt=0, lt=1)] = 0.1
+    """`forecast`: a trial with a smaller chance to become the best is stopped."""
     within: str | None = None
     """Only trials that share this parameter's value are compared."""
 

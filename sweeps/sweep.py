@@ -58,12 +58,19 @@ class Sweep:
     def rungs(self, budgets: list[float]) -> tuple[float, ...]:
         """Where trials are compared, in examples or FLOPs: the same numbers for all of them.
 
-        ASHA's geometric ladder (Li et al. 2018, arXiv 1810.05934) from `grace` of the smallest budget.
+        From `grace` of the smallest budget on: for ASHA a geometric ladder (Li et al. 2018, arXiv 1810.05934), for
+        the other rules every evaluation.
         """
         if self.settings.early_stopping.rule == "none" or not self.settings.search:
             return ()
         budget = min(budgets)
         first, factor = self.grace * budget, self.settings.early_stopping.reduction
+        if self.settings.early_stopping.rule != "asha":
+            every = self.training({}).evaluation.every
+            later = (every * k for k in range(1, math.ceil(1 / every)))
+            return tuple(
+                share * budget for share in (self.grace, *(s for s in later if self.grace * 1.0001 < s < 0.9999))
+            )
         # By the integer power, so that 10% x 3 x 3 is the same number whatever was done before.
         rungs = (first * factor**k for k in range(math.ceil(math.log(budget / first, factor)) + 1))
         return tuple(rung for rung in rungs if rung < budget * 0.9999)

@@ -124,9 +124,9 @@ warmup: 2% -> decay: cosin
 search: -> searcher: tpee\nsearch:
     9: searcher: allowed: tpe, random, found tpee; did you mean tpe?
 search: -> early_stopping: {rule: ahsa}\nsearch:
-    9: early_stopping.rule: allowed: asha, none, found ahsa; did you mean asha?
+    9: early_stopping.rule: allowed: forecast, asha, median, none, found ahsa; did you mean asha?
 search: -> early_stopping: none\nsearch:
-    9: early_stopping: allowed: a section with rule, by, grace, reduction, within, found none
+    9: early_stopping: allowed: a section with rule, by, grace, reduction, chance, within, found none
 search: -> objective: {metric: validation/los}\nsearch:
     9: objective.metric: allowed: validation/loss, validation/bits_per_byte, found validation/los; did you mean
 search: -> objective: {metric: validation/loss, goal: minimise}\nsearch:
@@ -287,7 +287,7 @@ def test_widths_and_head_widths_that_do_not_fit_are_refused_when_both_are_search
             "search.model.width: the base's value 96 is outside the search (one of 64)",
         ),
         ("search.model.tied={choices: [true, 5]}", "search.model.tied.choices.1: allowed: true or false, found 5"),
-        ("early_stopping.rule=fast", "early_stopping.rule: allowed: asha, none, found fast"),
+        ("early_stopping.rule=quick", "early_stopping.rule: allowed: forecast, asha, median, none, found quick"),
     ],
 )
 def test_a_mistake_in_an_override_is_named_by_it(override: str, message: str) -> None:
@@ -394,14 +394,15 @@ def test_grace_is_at_least_the_largest_warm_up_that_can_be_proposed() -> None:
 
 
 def test_rungs_are_a_ladder_from_the_grace_below_the_smallest_budget() -> None:
-    sweep = sweep_of(GOOD)
+    asha = "early_stopping.rule=asha"
+    sweep = sweep_of(GOOD, asha)
     assert sweep.rungs([400_000]) == (40_000, 120_000, 360_000)
     assert sweep.rungs([100_000, 400_000, 200_000]) == (10_000, 30_000, 90_000)
-    assert sweep_of(GOOD, "early_stopping.reduction=2").rungs([100.0]) == (10, 20, 40, 80)
-    assert sweep_of(GOOD, "early_stopping.grace=50%").rungs([100.0]) == (50,)
+    assert sweep_of(GOOD, asha, "early_stopping.reduction=2").rungs([100.0]) == (10, 20, 40, 80)
+    assert sweep_of(GOOD, asha, "early_stopping.grace=50%").rungs([100.0]) == (50,)
     assert sweep_of(GOOD, "early_stopping.rule=none").rungs([100.0]) == ()
     # A rung at the end would compare what is over.
-    assert sweep_of(GOOD, "early_stopping.grace=1/9".replace("1/9", str(1 / 9))).rungs([90.0]) == (10, 30)
+    assert sweep_of(GOOD, asha, f"early_stopping.grace={1 / 9}").rungs([90.0]) == (10, 30)
 
 
 def test_every_ready_sweep_is_a_sweep() -> None:

@@ -210,6 +210,32 @@ def prepare(file: File, set_: Set = None, as_json: Json = False) -> None:
 
 
 @app.command()
+def simulate(
+    name: Name = None,
+    stopper: Annotated[
+        list[str] | None, typer.Option(metavar="RULE", help="A rule to try; may be given again, as all that follow.")
+    ] = None,
+    grace: Annotated[list[str] | None, typer.Option(metavar="SHARE", help="Its grace, as 20%.")] = None,
+    reduction: Annotated[list[str] | None, typer.Option(metavar="NUMBER", help="Its reduction, of asha.")] = None,
+    chance: Annotated[list[str] | None, typer.Option(metavar="SHARE", help="Its chance, of forecast.")] = None,
+    within: Annotated[
+        list[str] | None, typer.Option(metavar="KEY", help="It compares equals of this parameter; or none.")
+    ] = None,
+    orders: Annotated[int, typer.Option(min=1, help="Random orders of the trials.")] = 1000,
+    slots: Annotated[int | None, typer.Option(min=1, help="Trials at once.", show_default="the sweep's cards")] = None,
+    seed: Annotated[int, typer.Option(help="Of the orders.")] = 0,
+    as_json: Json = False,
+    runs: Runs = _RUNS,
+) -> None:
+    """What another early stopping would have saved, on the curves that a sweep recorded in full."""
+    from .simulating import simulate_sweep
+
+    dials = {"grace": grace, "reduction": reduction, "chance": chance, "within": within}
+    folder = folders.find_sweep(runs, name)
+    simulate_sweep(folder, stopper or [], dials, orders=orders, slots=slots, seed=seed, as_json=as_json)
+
+
+@app.command()
 def ui(
     name: Name = None,
     port: Annotated[int | None, typer.Option(help="The port; 5000, or the next that is free.")] = None,

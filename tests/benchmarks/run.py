@@ -25,7 +25,7 @@ class Row:
     met: bool | None
 
 
-BENCHMARKS = ("start", "loop", "learning", "turnaround")
+BENCHMARKS = ("start", "loop", "learning", "turnaround", "saving")
 
 
 def main() -> int:

@@ -88,7 +88,19 @@ class Sweep:
                     target = target[part]
                 target[name] = expression
         values["base"] = base
-        return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+        return _written(values)
+
+    def training_file(self, parameters: Parameters) -> str:
+        """One configuration as a training file: the base with these parameters put in, and nothing searched."""
+        training = self.training(parameters)
+        return _written(
+            {
+                "question": self.settings.question,
+                "trainable": self.settings.trainable,
+                "base": _stated(training, training.model_dump(mode="json")),
+                "objective": self.settings.objective.model_dump(mode="json"),
+            }
+        )
 
 
 def load(name_or_path: str, overrides: tuple[str, ...] = ()) -> Sweep:
@@ -177,6 +189,10 @@ def _stated(model: BaseModel, values: dict[str, Any]) -> dict[str, Any]:
         elif value is not None or fields[key].default is not None:
             kept[key] = value
     return kept
+
+
+def _written(values: dict[str, Any]) -> str:
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -56,6 +56,11 @@ class GPTTraining(Training, frozen=True, extra="forbid"):
         "validation/loss": "minimize",
         "validation/bits_per_byte": "minimize",
     }
+    UNITS: ClassVar[dict[str, str]] = {
+        "examples": "tokens",
+        "validation/loss": "nats per token",
+        "validation/bits_per_byte": "bits per byte",
+    }
 
     data: TextData = TextData()
     model: GPTModel = GPTModel()

@@ -80,6 +80,8 @@ class Training(BaseModel, frozen=True, extra="forbid"):
 
     METRICS: ClassVar[dict[str, Literal["minimize", "maximize"]]] = {"validation/loss": "minimize"}
     """What every evaluation reports and a sweep may optimise, with its goal."""
+    UNITS: ClassVar[dict[str, str]] = {"examples": "examples"}
+    """Units of the metrics, for people, and what an example is; a metric that is not here has none."""
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     optimizer: Optimizer = Optimizer()

@@ -18,7 +18,7 @@ MAY_IMPORT = {
 }
 MODULES = sorted(file for room in MAY_IMPORT for file in (ROOT / room).glob("*.py"))
 LIGHT = ["sweeps.cli", "sweeps.sweep", "trainables.settings", "trainables.gpt_settings", "datasets.settings"]
-HEAVY = {"torch", "ray", "mlflow", "optuna", "transformers", "pandas", "pyarrow", "numpy"}
+HEAVY = {"torch", "ray", "mlflow", "optuna", "transformers", "pandas", "pyarrow", "numpy", "matplotlib", "jinja2"}
 
 
 def name(file: Path) -> str:
@@ -52,6 +52,14 @@ def test_no_room_is_a_regular_package_and_none_is_nested() -> None:
 def test_the_package_lists_every_room() -> None:
     told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     assert sorted(told) == sorted(f"rigsweep.{room}" for room in MAY_IMPORT)
+
+
+def test_the_package_has_every_file_that_code_reads() -> None:
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["*"]
+    others = [
+        file for room in MAY_IMPORT for file in (ROOT / room).iterdir() if file.is_file() and file.suffix != ".py"
+    ]
+    assert [file for file in others if not any(file.match(pattern) for pattern in told)] == []
 
 
 @pytest.mark.parametrize("module", LIGHT)

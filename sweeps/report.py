@@ -1,0 +1,290 @@
+"""`report.html`: one page that answers a sweep's question, on its own, for a phone and a desktop, light and dark.
+
+`tell` says what is told, as plain data from the sweep, its record and its folder; `report.html` beside this file
+says how it looks. A projection: it can be deleted and written anew at any time.
+"""
+
+import datetime
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..trainables import registry
+from . import charts
+from .charts import GROUPS, Curve, Mark
+from .findings import configurations, edges, gain, importances, spells, troubles
+from .history import Record, Trial
+from .space import Dimension, word
+from .summary import best_of
+from .sweep import Sweep
+from .tables import count, number, outcome, ranked, short
+
+_ROWS = 50
+"""Trials in a table; the rest are counted."""
+_DRAWN = 400
+"""Trials in a chart: more of them are a cloud, and a large file."""
+_SAMPLE = 4000
+"""Characters of a text sample."""
+
+Told = dict[str, Any]
+
+
+def tell(
+    sweep: Sweep,
+    record: Record,
+    folder: Path,
+    summary: Mapping[str, Any],
+    changes: Sequence[Any] = (),
+) -> Told:
+    """All that the page says. `summary` is `summarise`'s; `changes` are the rows of an ablation."""
+    trials = list(record.trials.values())
+    found, best = configurations(sweep, record), best_of(sweep, trials)
+    weights = importances(sweep, found) if sweep.settings.search else ""
+    kinds = _kinds(sweep, trials, best)
+    objective, units = sweep.settings.objective, registry.settings_class(sweep.settings.trainable).UNITS
+    return {
+        "sweep": sweep.name,
+        "question": sweep.settings.question,
+        "trainable": sweep.settings.trainable,
+        "searched": [dimension.key for dimension in sweep.space.dimensions],
+        "shares": [dimension.key for dimension in sweep.space.dimensions if is_share(sweep, dimension)],
+        "metric": objective.metric,
+        "goal": objective.goal,
+        "unit": units.get(objective.metric, ""),
+        "examples": units["examples"],
+        "repeats": sweep.settings.repeats,
+        "within": sweep.settings.early_stopping.within,
+        "state": summary["state"],
+        "reason": (record.closed or {}).get("reason", ""),
+        "states": Counter(trial.state.replace("_", " ") for trial in trials),
+        "total": len(trials),
+        "planned": sweep.settings.trials * sweep.settings.repeats,
+        "spells": spells(folder / "history.jsonl"),
+        "device_seconds": summary["device_seconds"],
+        "best": best and found[0],
+        "base": next((c for c in found if c.group == 0), None),
+        "gain": gain(sweep, found) if found else None,
+        "edges": edges(sweep, best.parameters) if best else [],
+        "file": best and _pasted(sweep, best),
+        "saved": _saved(summary),
+        "groups": [charts.shortened(name) for name in _groups(sweep, trials)],
+        "kinds": set(kinds.values()),
+        "curves": _curves(sweep, trials, kinds),
+        "parameters_charts": _parameters(sweep, trials, kinds, weights),
+        "importances": weights,
+        "best_within": [
+            {"value": value, "trial": record.trials[number]} for value, number in summary["best_within"].items()
+        ],
+        "changes": list(changes),
+        "samples": _samples(folder, [t for t in (best, record.trials.get(0)) if t]),
+        "configurations": found[:_ROWS] if sweep.settings.repeats > 1 else [],
+        "trials": ranked(sweep, trials)[:_ROWS],
+        "rest": max(0, len(trials) - _ROWS),
+        "troubles": [{"rule": r, "text": t, "trials": of} for (r, t), of in troubles(trials).items()],
+        "versions": {name: told for name, told in (record.opened.get("versions") or {}).items() if told},
+        "git": record.opened.get("git"),
+        "cards": Counter(card["name"] for card in record.opened.get("cards", ())),
+        "nodes": sorted({trial.node for trial in trials if trial.node}),
+    }
+
+
+def write(told: Told, folder: Path) -> Path:
+    """Write `report.html` in one step."""
+    temporary = folder / ".report.html"
+    temporary.write_text(render(told), encoding="utf-8")
+    return temporary.replace(folder / "report.html")
+
+
+def render(told: Told) -> str:
+    """The page."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    # Autoescape: what a name or a sample holds is text, never markup.
+    pages = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    pages.filters |= {
+        "number": number,
+        "value": value,
+        "count": count,
+        "duration": duration,
+        "until": span,
+        "percent": percent,
+        "brief": lambda text: charts.shortened(text, 48),
+        "outcome": outcome,
+        "short": lambda key: short(key, told["searched"]),
+        "said": _said(told),
+    }
+    return pages.get_template("report.html").render(told)
+
+
+def duration(seconds: float) -> str:
+    """A time span as one says it: `0.4 s`, `45 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for large, big, little, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= large:
+            rest = whole % large // little
+            return f"{whole // large} {big}" + (f" {rest} {small}" if rest else "")
+    return f"{whole} s"
+
+
+def span(begin: float, end: float) -> str:
+    """From when to when, in the zone of this machine: `2026-03-01 14:05 to 15:10 CET`."""
+    first, last = (datetime.datetime.fromtimestamp(seconds).astimezone() for seconds in (begin, end))
+    day = "" if first.date() == last.date() else "%Y-%m-%d "
+    return f"{first:%Y-%m-%d %H:%M} to {last.strftime(day + '%H:%M %Z')}"
+
+
+def value(measured: float) -> str:
+    """A measured value in four figures, the last zeros too, so that a column of them is aligned."""
+    return f"{measured:#.4g}".rstrip(".") if 0.01 <= abs(measured) < 10_000 else number(float(measured))
+
+
+def percent(share: float) -> str:
+    """A share in two figures: `0.31%`, `2.7%`, `43%`."""
+    return f"{100 * share:.2g}%" if abs(share) < 0.0995 else f"{100 * share:.0f}%"
+
+
+def _said(told: Told) -> Callable[..., str]:
+    """How a parameter's value is said: a share of the budget in percent."""
+
+    def said(value: Any, key: str) -> str:
+        if not isinstance(value, float):
+            return word(value)
+        return f"{100 * value:.3g}%" if key in told["shares"] else number(value)
+
+    return said
+
+
+def _pasted(sweep: Sweep, best: Trial) -> str:
+    """The best configuration as a training file."""
+    what = f"best configuration of the sweep {sweep.name} (trial {best.number})"
+    head = f"# The {what if sweep.settings.search else f'training {sweep.name}'}; rigsweep train FILE trains it.\n"
+    return head + sweep.training_file(best.parameters)
+
+
+def _saved(summary: Mapping[str, Any]) -> Told | None:
+    """What stopping saved: device seconds spent, and of the same trials run to the end; None where none stopped."""
+    spent, full = summary["device_seconds"], summary["device_seconds_without_stopping"]
+    stopped = sum(trial["state"] == "stopped" for trial in summary["trials"])
+    if not stopped or full <= 0:
+        return None
+    return {"stopped": stopped, "spent": spent, "full": full, "share": 1 - spent / full}
+
+
+# Charts.
+
+
+def _groups(sweep: Sweep, trials: list[Trial]) -> list[str]:
+    """Names of the groups that have a colour each; none where there are too many."""
+    within = sweep.settings.early_stopping.within
+    if within is None:
+        return []
+    dimension = next(d for d in sweep.space.dimensions if d.key == within)
+    found = {word(trial.parameters[within]) for trial in trials if within in trial.parameters}
+    order = [word(choice) for choice in dimension.choices]
+    names = sorted(found, key=lambda name: (order.index(name) if name in order else len(order), name))
+    return names if len(names) <= GROUPS else []
+
+
+def _kinds(sweep: Sweep, trials: list[Trial], best: Trial | None) -> dict[int, str]:
+    """The colour of each trial, as `charts` names them."""
+    groups, within = _groups(sweep, trials), sweep.settings.early_stopping.within
+    kinds = {}
+    for trial in trials:
+        if best is not None and trial.number == best.number:
+            kinds[trial.number] = "best"
+        elif trial.over and trial.state != "complete":
+            kinds[trial.number] = "muted" if trial.state == "stopped" else "bad"
+        elif trial.number == 0:
+            kinds[0] = "ink"
+        else:
+            name = word(trial.parameters[within]) if groups and within in trial.parameters else ""
+            kinds[trial.number] = f"group{groups.index(name) if name in groups else 0}"
+    return kinds
+
+
+def _drawn(sweep: Sweep, trials: list[Trial]) -> list[Trial]:
+    """The trials in a chart: all, or the base, the best half of them and a spread of the others."""
+    if len(trials) <= _DRAWN:
+        return trials
+    order = sorted(ranked(sweep, trials), key=lambda trial: trial.number != 0)
+    first, others = order[: _DRAWN // 2], order[_DRAWN // 2 :]
+    return [*first, *others[:: -(-len(others) // (_DRAWN // 2))]]
+
+
+def _curves(sweep: Sweep, trials: list[Trial], kinds: dict[int, str]) -> Told | None:
+    """The learning curves; None where nothing has been evaluated."""
+    metric, by = sweep.settings.objective.metric, sweep.settings.early_stopping.by
+    drawn = [trial for trial in _drawn(sweep, trials) if any(metric in r.metrics for r in trial.reports.values())]
+    if not drawn:
+        return None
+
+    def curve(trial: Trial) -> Curve:
+        reports = [r for _, r in sorted(trial.reports.items()) if metric in r.metrics]
+        x = [r.flops if by == "flops" else float(r.examples) for r in reports]
+        return charts.thinned(Curve(x, [r.metrics[metric] for r in reports]))
+
+    by_kind: dict[str, list[Curve]] = {}
+    for trial in drawn:
+        by_kind.setdefault(kinds[trial.number], []).append(curve(trial))
+    groups = [by_kind.get(f"group{i}", []) for i in range(GROUPS)]
+    faint = by_kind.get("muted", []) + by_kind.get("bad", [])
+    base, best = by_kind.get("ink"), by_kind.get("best")
+    minimize = sweep.sign > 0
+    drawing = charts.learning_curves(
+        "curves", faint, groups, base[0] if base else None, best[0] if best else None, minimize=minimize
+    )
+    return {"svg": drawing, "by": by, "shown": len(drawn)}
+
+
+def _parameters(sweep: Sweep, trials: list[Trial], kinds: dict[int, str], weights: Mapping[str, float] | str) -> Any:
+    """One chart for each searched parameter, the important ones first."""
+    order = list(weights) if isinstance(weights, Mapping) else []
+    dimensions = sorted(sweep.space.dimensions, key=lambda d: order.index(d.key) if d.key in order else len(order))
+    drawn = _drawn(sweep, [trial for trial in trials if trial.over])
+    found = []
+    for i, dimension in enumerate(dimensions):
+        marks = [
+            Mark(t.number, t.parameters[dimension.key], t.value, kinds[t.number])
+            for t in drawn
+            if dimension.key in t.parameters
+        ]
+        if marks:
+            share = is_share(sweep, dimension)
+            drawing = charts.parameter(f"parameter{i}", dimension, marks, minimize=sweep.sign > 0, share=share)
+            found.append({"key": dimension.key, "log": dimension.log, "svg": drawing, "shown": len(marks)})
+    return found
+
+
+def is_share(sweep: Sweep, dimension: Dimension) -> bool:
+    """Whether a parameter is a share, which is written in percent: its settings allow up to 1, and 1 itself."""
+    model: Any = sweep.space.model
+    *sections, name = dimension.key.split(".")
+    for section in sections:
+        model = model.model_fields[section].annotation
+    rules = model.model_fields[name].metadata
+    return dimension.kind == "float" and any(getattr(rule, "le", None) == 1 for rule in rules)
+
+
+# Samples.
+
+
+def _samples(folder: Path, trials: list[Trial]) -> list[Told]:
+    """The last text sample of each trial, once."""
+    found = []
+    for trial in {trial.number: trial for trial in trials}.values():
+        place = folder / "trials" / str(trial.number) / "samples"
+        files = sorted(f for f in place.glob("*.txt") if not f.name.startswith(".")) if place.is_dir() else []
+        if files:
+            examples = files[-1].name.partition("-")[0]
+            text = files[-1].read_text(encoding="utf-8", errors="replace")[:_SAMPLE]
+            found.append({"trial": trial.number, "examples": int(examples) if examples.isdigit() else 0, "text": text})
+    return found

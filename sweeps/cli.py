@@ -107,7 +107,8 @@ def _run(
         show.console.print(_trials(asked, record))
         show.console.print()
         show.console.print(summary_panel(asked, record, outcome.summary))
-        show.console.print(f"\ncompare in MLflow: rigsweep ui {asked.name}", highlight=False)
+        show.console.print(f"\nreport: {runs / asked.name / 'report.html'}", highlight=False, soft_wrap=True)
+        show.console.print(f"compare in MLflow: rigsweep ui {asked.name}", highlight=False)
     if outcome.state != "complete":
         name = asked.name if asked.name != Path(command.split()[-1]).stem else command.split()[-1]
         words = " ".join([*command.split()[:-1], name])
@@ -157,17 +158,14 @@ def results(name: Name = None, as_json: Json = False, runs: Runs = _RUNS) -> Non
     """Show the trials of a sweep, the best first."""
     from rich.console import Console
 
-    from . import summary
     from .history import alone_with
     from .tables import summary_panel
-    from .tracking import run_ids
+    from .views import told_of
 
     folder = folders.find_sweep(runs, name)
     asked, record = folders.read_sweep(folder), folders.record_of(folder)
-    told = summary.summarise(asked, record, run_ids(folder))
     with alone_with(folder) as nobody_runs_it:
-        if nobody_runs_it and told["state"] == "running":
-            told["state"] = "interrupted"  # its process was killed before it could say so
+        told = told_of(asked, folder, record, running=not nobody_runs_it)
     if as_json:
         print(json.dumps(told, ensure_ascii=False))
         return
@@ -176,6 +174,26 @@ def results(name: Name = None, as_json: Json = False, runs: Runs = _RUNS) -> Non
     console.print(_trials(asked, record))
     console.print()
     console.print(summary_panel(asked, record, told))
+
+
+@app.command()
+def report(name: Name = None, as_json: Json = False, runs: Runs = _RUNS) -> None:
+    """Write the report anew, and every other view of a sweep: summary, study, MLflow."""
+    from dataclasses import asdict
+
+    from .views import rebuild
+
+    views = rebuild(folders.find_sweep(runs, name))
+    if as_json:
+        print(json.dumps(asdict(views), ensure_ascii=False))
+    else:
+        for kind, path in views.files.items():
+            print(f"{kind}: {path}")
+        if views.running:
+            print("it is running: the report is of this moment, and its process keeps the rest", file=sys.stderr)
+    if views.behind:
+        print(f"MLflow could not be brought up to date: {views.behind.splitlines()[0]}", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -191,14 +191,10 @@ def _follow(
 
 def _finish(sweep: Sweep, folder: Path, record: Record, state: str, reason: str) -> Outcome:
     """Bring the projections that need no server up to date."""
-    from .study_file import update_study
-    from .tracking import run_ids
+    from . import views
 
     delete_losers(sweep, record, folder)
-    update_study(sweep, folder)
-    told = summary.summarise(sweep, record, run_ids(folder))
-    summary.write(told, folder)
-    return Outcome(state, reason, told)
+    return Outcome(state, reason, views.write_files(sweep, folder, record))
 
 
 def make_job(

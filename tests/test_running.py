@@ -101,6 +101,7 @@ def test_a_sweep_runs_from_its_file_to_its_summary_study_and_mlflow(tmp_path: Pa
     told = json.loads((folder / "summary.json").read_text())
     assert outcome.state == told["state"] == "complete"
     assert told == outcome.summary
+    assert f"Best: trial {told['best']}" in (folder / "report.html").read_text()
     states = [trial["state"] for trial in told["trials"]]
     assert len(states) == 12
     assert set(states) == {"complete", "stopped"}

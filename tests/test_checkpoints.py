@@ -79,7 +79,7 @@ def test_what_is_saved_is_restored(tmp_path):
 
 def test_a_checkpoint_holds_no_hyper_parameters(tmp_path):
     path = write(tmp_path, 20)
-    assert set(json.loads((path / "progress.json").read_text())) == {"progress", "evaluations"}
+    assert set(json.loads((path / "progress.json").read_text())) == {"progress", "evaluations", "health"}
     model, ema, _ = parts()
     other = torch.optim.AdamW(model.parameters(), lr=0.5, weight_decay=0.25)
     restore(path, model, ema, other)

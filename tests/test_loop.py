@@ -114,6 +114,9 @@ class Linear:
         self.sampled += 1
         return Samples(texts={"sample": "a line"})
 
+    def chance_loss(self):
+        return None
+
     def role(self, name, parameter):
         return "matrix" if parameter.dim() == 2 else "vector"
 
@@ -457,7 +460,8 @@ def test_a_file_edited_to_have_an_average_goes_on_from_the_weights(tmp_path):
 def test_a_loss_that_is_not_finite_ends_the_training_and_names_the_examples(tmp_path, steps, step):
     ending, line = linear(tmp_path, steps=steps, task=Linear(bad_row=8 * step - 3))
     assert ending.state == "diverged"
-    assert ending.reason == f"the loss is not finite after {8 * step:,} examples"
+    assert ending.rule == "non-finite-loss"
+    assert ending.reason.startswith(f"the loss is not finite (nan) after {8 * step:,} examples; look in this order: ")
     assert all(message["examples"] < 8 * step for message in line.sent)
     assert all(math.isfinite(row["loss"]) for row in rows_of(tmp_path))
     assert line.heard[-1]["examples"] <= 8 * step
@@ -467,7 +471,8 @@ def test_a_loss_that_is_not_finite_ends_the_training_and_names_the_examples(tmp_
 def test_a_last_step_that_diverges_is_not_complete(tmp_path, slope):
     ending, line = linear(tmp_path, task=Linear(bad_row=77, bad_slope=slope))
     assert ending.state == "diverged"
-    assert ending.reason.endswith("is not finite after 80 examples")
+    assert ending.rule == ("non-finite-gradient" if slope else "non-finite-loss")
+    assert "is not finite (nan) after 80 examples" in ending.reason
     assert line.sent[-1]["examples"] == 64
     assert checkpoints.all_in(tmp_path / "checkpoints")[-1].name == f"{64:012d}"
 
@@ -482,7 +487,8 @@ def test_a_validation_loss_that_is_not_finite_ends_the_training_before_anything_
     task = Linear(bad_evaluation=2)
     ending, line = linear(tmp_path, task=task)
     assert ending.state == "diverged"
-    assert ending.reason == "validation/loss is not finite after 32 examples"
+    assert ending.rule == "non-finite-loss"
+    assert ending.reason.startswith("validation/loss is not finite (inf) after 32 examples")
     assert [message["examples"] for message in line.sent] == [16]
     assert [path.name for path in checkpoints.all_in(tmp_path / "checkpoints")] == [f"{16:012d}"]
     assert task.sampled == 1

@@ -62,7 +62,13 @@ def raising(error):
 def test_a_trial_runs_to_its_end_and_says_so(tmp_path):
     line = Line()
     ending = run_trial(job_of(tmp_path / "trials" / "3"), line)
-    assert ending == {"event": "ended", "state": "complete", "reason": "reached its budget", "retire": False}
+    assert ending == {
+        "event": "ended",
+        "state": "complete",
+        "reason": "reached its budget",
+        "rule": "",
+        "retire": False,
+    }
     assert [message["examples"] for message in line.sent] == [500, 1000]
 
 
@@ -82,7 +88,13 @@ def test_an_order_ends_the_trial(tmp_path, order, state):
 
 def test_an_exception_ends_the_trial_in_one_line_with_its_traceback_in_the_log(tmp_path, monkeypatch):
     ending = run_with(monkeypatch, tmp_path, raising(ValueError("the first line\nand a second")))
-    assert ending == {"event": "ended", "state": "failed", "reason": "ValueError: the first line", "retire": False}
+    assert ending == {
+        "event": "ended",
+        "state": "failed",
+        "reason": "ValueError: the first line",
+        "rule": "",
+        "retire": False,
+    }
     log = (tmp_path / "log.txt").read_text()
     assert "Traceback (most recent call last)" in log
     assert "and a second" in log
@@ -135,7 +147,7 @@ def test_another_error_of_cuda_fails_the_trial_and_retires_the_process(tmp_path,
 
 def test_a_trial_may_say_that_it_ran_out_of_memory(tmp_path, monkeypatch):
     ending = run_with(monkeypatch, tmp_path, lambda job, door: Ending("out_of_memory", "too wide"))
-    assert ending == {"event": "ended", "state": "out_of_memory", "reason": "too wide", "retire": True}
+    assert (ending["state"], ending["reason"], ending["retire"]) == ("out_of_memory", "too wide", True)
 
 
 @pytest.mark.parametrize("error", [None, ValueError("x"), KeyboardInterrupt()])

@@ -9,7 +9,7 @@ before it.
 import json
 import logging
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ class Saved:
     progress: Progress
     evaluations: list[tuple[Progress, dict[str, float]]]
     """Every evaluation so far: what follows the trial may have missed the last ones."""
+    health: dict[str, Any] = field(default_factory=dict)
+    """What the health rules remember."""
 
 
 def save(folder: Path, saved: Saved, model: nn.Module, ema: nn.Module | None, optimizer: torch.optim.Optimizer) -> Path:
@@ -113,6 +115,7 @@ def read(path: Path) -> Saved:
     return Saved(
         Progress(**found["progress"]),
         [(Progress(**progress), metrics) for progress, metrics in found["evaluations"]],
+        found.get("health", {}),
     )
 
 

@@ -5,6 +5,7 @@ training knows neither Ray nor MLflow.
 """
 
 import json
+import logging
 import math
 import os
 import time
@@ -12,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,8 @@ class Ending:
 
     state: str
     reason: str
+    rule: str = ""
+    """The health rule that ended it, if one did."""
 
 
 class Line(Protocol):
@@ -49,6 +54,7 @@ class Door:
     def __init__(self, folder: Path, line: Line):
         self._folder, self._line = folder, line
         folder.mkdir(parents=True, exist_ok=True)
+        self._warned: set[str] = set()
         self._metrics = (folder / "metrics.jsonl").open("ab")
         _end_line(folder / "metrics.jsonl", self._metrics)
 
@@ -95,6 +101,13 @@ class Door:
                     "checkpoint": checkpoint.name if checkpoint else None,
                 }
             )
+
+    def warn(self, rule: str, reason: str, progress: Progress) -> None:
+        """Say, once, what a health rule has found; the trial goes on."""
+        if rule not in self._warned:
+            self._warned.add(rule)
+            _log.warning("%s: %s", rule, reason)
+            self._line.send({"event": "warning", "rule": rule, "reason": reason, "examples": progress.examples})
 
     def close(self) -> None:
         """Flush what was reported to disk."""

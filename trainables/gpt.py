@@ -346,6 +346,10 @@ class GPTTask:
             return [self.text.vocabulary.end_of_document]
         return self.text.training.windows(np.zeros(1, np.int64), 1)[0].tolist()
 
+    def chance_loss(self) -> float:
+        """ln(vocabulary): every token is as likely."""
+        return math.log(self.text.vocabulary.size)
+
     def role(self, name: str, parameter: nn.Parameter) -> Role:
         """The embedding (tied or not), the head, or a matrix: the model has no vectors."""
         ends: dict[str, Role] = {"embedding.weight": "embedding", "head.weight": "head"}

@@ -8,7 +8,6 @@ undisturbed one does.
 import math
 import os
 import time
-from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,8 +21,9 @@ from .derived import Derived, derive
 from .door import Door, Ending, Progress
 from .meter import Meter
 from .optimizer import build_optimizer, learning_rate
-from .task import Task
+from .task import Batch, Task
 from .trial import Job
+from .watch import Watch
 
 _REPORTS = 200
 """Reports of step metrics over a training, at most."""
@@ -46,15 +46,15 @@ def train(task: Task, job: Job, door: Door) -> Ending:
     meter = Meter(derived.flops_per_example, job.measured_flops_per_second, job.peak_flops_per_second)
     clock = _Clock(saved.progress.seconds)
     every = math.ceil(derived.steps / _REPORTS)
-    progress, health = saved.progress, _Health()
+    progress, health = saved.progress, Watch(task, training, derived, job, door, saved.health)
 
     # Where the batch size was edited, from the last of its own whole steps.
     for step in range(progress.examples // training.batch.examples + 1, derived.steps + 1):
         if order := door.order(progress, **meter.shown):
             if order == "interrupt":
-                if diverged := health.diverged(unread=0):
-                    return diverged
-                _save(job, Saved(progress, saved.evaluations), model, ema, optimizer)
+                if ending := health.keeping(progress, model):
+                    return ending
+                _save(job, Saved(progress, saved.evaluations, health.state()), model, ema, optimizer)
             return Ending("interrupted" if order == "interrupt" else "stopped", "asked to leave")
 
         rate = learning_rate(training.schedule, training.optimizer.learning_rate, step / derived.steps)
@@ -64,14 +64,15 @@ def train(task: Task, job: Job, door: Door) -> Ending:
 
         # One optimizer step over the global batch, in micro-batches.
         first = (step - 1) * derived.rows_per_step
+        batch: Batch = {}
         terms: dict[str, torch.Tensor] = {}
         for start in range(0, derived.rows_per_step, derived.micro_rows):
             rows = min(derived.micro_rows, derived.rows_per_step - start)
             waiting = time.perf_counter()
-            batch = {name: t.to(device, non_blocking=True) for name, t in task.batch(first + start, rows).items()}
+            batch = task.batch(first + start, rows)
             meter.waited(time.perf_counter() - waiting)
             with autocast:
-                losses = task.loss(run, batch)
+                losses = task.loss(run, {name: t.to(device, non_blocking=True) for name, t in batch.items()})
             share = rows / derived.rows_per_step  # the last micro-batch may be smaller
             torch.stack(list(losses.values())).sum().mul(share).backward()
             for name, value in losses.items():
@@ -89,15 +90,15 @@ def train(task: Task, job: Job, door: Door) -> Ending:
             seconds=clock.seconds(),
         )
 
-        # Looking at this step's loss makes a GPU wait for the CPU; so where nothing is reported, at the one before.
-        health.add(progress.examples, torch.stack(list(terms.values())).sum())
         evaluating = step in derived.evaluation_steps
         reporting = evaluating or step % every == 0
-        if diverged := health.diverged(unread=0 if reporting else 1):
-            return diverged
+        if ending := health.see(progress, batch, terms, norm, now=reporting):
+            return ending
         if reporting:
             metrics = {name: value.item() for name, value in terms.items()}
             metrics |= {"optimizer/gradient_norm": norm.item(), "optimizer/learning_rate": rate, **meter.read(device)}
+            if ending := health.report(progress, metrics):
+                return ending
             if not evaluating:
                 door.report(progress, metrics)
                 continue
@@ -105,13 +106,13 @@ def train(task: Task, job: Job, door: Door) -> Ending:
             averaged = ema.module if ema is not None else model
             with autocast:
                 evaluation = task.evaluate(averaged, device)
-            if bad := [name for name, value in evaluation.items() if not math.isfinite(value)]:
-                return Ending("diverged", f"{bad[0]} is not finite after {progress.examples:,} examples")
+            if ending := health.keeping(progress, model, evaluation):
+                return ending
             with autocast:
                 samples = task.sample(averaged, device)
             metrics |= evaluation
             saved.evaluations.append((progress, metrics))
-            path = _save(job, Saved(progress, saved.evaluations), model, ema, optimizer)
+            path = _save(job, Saved(progress, saved.evaluations, health.state()), model, ema, optimizer)
             door.report(progress, metrics, checkpoint=path, texts=samples.texts, images=samples.images)
             meter.go_on(paused)
     return Ending("complete", "reached its budget")
@@ -128,33 +129,6 @@ class _Clock:
 
     def seconds(self) -> float:
         return self.before + time.monotonic() - self._since
-
-
-class _Health:
-    """Whether the losses are finite.
-
-    Reading one waits for the step that made it, not for those queued since: its copy was queued right behind it.
-    """
-
-    def __init__(self) -> None:
-        self._unread: deque[tuple[int, torch.Tensor, torch.cuda.Event | None]] = deque()
-
-    def add(self, examples: int, loss: torch.Tensor) -> None:
-        """Take the loss of the step that ended after so many examples."""
-        copy, copied = loss.to("cpu", non_blocking=True), torch.cuda.Event() if loss.is_cuda else None
-        if copied is not None:
-            copied.record()
-        self._unread.append((examples, copy, copied))
-
-    def diverged(self, unread: int) -> Ending | None:
-        """Look at all losses but the newest `unread`; the end of the training where one is not finite."""
-        while len(self._unread) > unread:
-            examples, loss, copied = self._unread.popleft()
-            if copied is not None:
-                copied.synchronize()
-            if not math.isfinite(loss.item()):
-                return Ending("diverged", f"the loss is not finite after {examples:,} examples")
-        return None
 
 
 def _set_up(job: Job) -> torch.device:

@@ -63,6 +63,10 @@ class Task(Protocol):
         """What the model makes, from noise or a prompt that never changes."""
         ...
 
+    def chance_loss(self) -> float | None:
+        """The training loss of a model that knows nothing, such as ln(classes); None where there is no such figure."""
+        ...
+
     def role(self, name: str, parameter: nn.Parameter) -> Role:
         """The role of the named parameter of the model."""
         ...

@@ -437,9 +437,9 @@ class MaskedAttentionRow(Rule):
 
 
 RULES: list[type[Rule]] = [
+    NonFiniteWeights,
     NonFiniteLoss,
     NonFiniteGradient,
-    NonFiniteWeights,
     TargetsLeaked,
     LossAboveChance,
     GradientNorm,
@@ -450,7 +450,7 @@ RULES: list[type[Rule]] = [
     MemoryGrowing,
     MaskedAttentionRow,
 ]
-"""Every rule; those that end a training stand first."""
+"""Every rule, in the order in which they are asked: those that end a training first, a cause before its effects."""
 
 
 def _where_to_look(facts: Facts) -> str:

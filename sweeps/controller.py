@@ -110,7 +110,7 @@ class Controller:
         metric = self.sweep.settings.objective.metric
         if metric in metrics and metric not in fields["metrics"]:
             reason = f"{metric} is not finite ({metrics[metric]}) after {report['examples']:,} examples"
-            self._end(number, "diverged", reason)
+            self._end(number, "diverged", reason, "non-finite-loss")
             return True
         event = self.history.append("report", trial=number, **fields)
         verdict = self.stopper.decide(trial, trial.reports[event["examples"]])

@@ -47,7 +47,7 @@ def _short_names(keys: Iterable[str]) -> dict[str, str]:
 
 
 def describe_trial(trial: Trial, sample: Path | None) -> str:
-    """A run's description in Markdown: how it went, the newest text sample, and what was searched."""
+    """A run's description in Markdown: how it went, warnings, the newest text sample, and what was searched."""
     lines = [f"**{trial.state.replace('_', ' ')}**" + (f": {trial.reason}" if trial.reason else "")]
     if sample is not None and sample.suffix == ".txt":
         # Of a long description MLflow shows the first lines until one asks for more: the sample is among them.
@@ -58,6 +58,8 @@ def describe_trial(trial: Trial, sample: Path | None) -> str:
         examples = sample.name.partition("-")[0].lstrip("0") or "0"
         lines[0] += f" · sample after {int(examples):,} examples:"
         lines += [fence, words, fence]
+    # Ahead of the sample, which may be long.
+    lines = [part for rule, why in trial.warnings.items() for part in (f"⚠ **{rule}**: {why}", "")] + lines
     searched = [f"{key} {short(value)}" for key, value in trial.parameters.items()]
     return "\n".join([*lines, "", " · ".join(searched)])
 
@@ -132,6 +134,7 @@ def comparison_view(sweep: Sweep, key: str) -> str:
             *(f"params.`{name}`" for name in searched),
             "tags.`rigsweep.state`",
             "tags.`rigsweep.reason`",
+            "tags.`rigsweep.health`",
         ],
         "runsHiddenMode": "SHOW_ALL" if few else "FIRST_20_RUNS",
         "compareRunCharts": charts,

@@ -46,6 +46,8 @@ def _trial(trial: Trial, run_id: str | None) -> dict[str, Any]:
         "seed": trial.seed,
         "state": trial.state,
         "reason": trial.reason,
+        "rule": trial.rule,
+        "warnings": trial.warnings,
         "parameters": trial.parameters,
         "value": trial.value,
         "examples": trial.examples,

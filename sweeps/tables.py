@@ -113,11 +113,12 @@ def trials_table(
 
 
 def outcome(trial: Trial) -> str:
-    """Where a trial stands, and why."""
+    """Where a trial stands, and why; what health rules warned of."""
     state = trial.state.replace("_", " ")
     plain = {"complete", "proposed", "running"}
     again = f" (again: {trial.reason})" if trial.state == "running" and trial.lost else ""
-    return f"{state}{again}" if trial.state in plain else f"{state}: {trial.reason}"
+    warned = f" ⚠ {', '.join(trial.warnings)}" if trial.warnings else ""
+    return f"{state}{again}{warned}" if trial.state in plain else f"{state}{warned}: {trial.reason}"
 
 
 def ranked(sweep: Sweep, trials: list[Trial]) -> list[Trial]:
@@ -160,6 +161,11 @@ def summary_panel(sweep: Sweep, record: Record, told: Mapping[str, Any]) -> Rend
     facts.add_row(
         "trials", ", ".join(f"{states.count(state)} {state.replace('_', ' ')}" for state in dict.fromkeys(states))
     )
+    for rule in dict.fromkeys(rule for trial in record.trials.values() for rule in trial.warnings):
+        warned = [trial for trial in record.trials.values() if rule in trial.warnings]
+        numbers = ", ".join(str(trial.number) for trial in warned[:8]) + (" …" if len(warned) > 8 else "")
+        trials = "trial" if len(warned) == 1 else "trials"
+        facts.add_row("warning", f"⚠ {rule} ({trials} {numbers}): {warned[0].warnings[rule]}")
     spent, full = told["device_seconds"], told["device_seconds_without_stopping"]
     ended_early = states.count("stopped")
     if ended_early and full > 0:
@@ -225,6 +231,9 @@ class LiveShow:
         elif kind == "report" and trial.last is not None:
             share = trial.examples / trial.last.total
             self._line(f"trial {trial.number}: {share:.0%}, {metric} {number(trial.last.metrics[metric])}")
+        elif kind == "warned":
+            rule, reason = list(trial.warnings.items())[-1]
+            self._line(f"trial {trial.number}: ⚠ {rule}: {reason}")
         elif kind in ("ended", "interrupted", "lost"):
             value = f", {metric} {number(trial.value)}" if trial.state == "complete" else ""
             self._line(f"trial {trial.number}: {outcome(trial)}{value}")

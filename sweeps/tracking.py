@@ -124,7 +124,7 @@ class Tracker:
         if number is None or kind == "proposed" or was_over:
             return
         shown = self._shown.setdefault(number, _Shown(event["time"], event["time"], self._record.opened))
-        if kind != "report":
+        if kind not in ("report", "warned"):
             shown.changed = event["time"]
         if kind == "started":
             shown.opened = self._record.opened
@@ -290,6 +290,8 @@ class Tracker:
             "rigsweep.group": str(trial.group),
             "rigsweep.state": trial.state,
             "rigsweep.reason": trial.reason if trial.state != "running" else "",
+            "rigsweep.health": ", ".join(filter(None, [trial.rule, *trial.warnings])),
+            "rigsweep.warnings": "\n".join(f"{rule}: {reason}" for rule, reason in trial.warnings.items()),
             "rigsweep.node": trial.node,
             "rigsweep.card": ", ".join(trial.cards),
             "mlflow.note.content": describe_trial(trial, folder.newest_sample(look)),

@@ -66,6 +66,34 @@ def events(path: Path, number: int) -> list[str]:
 # What it decides.
 
 
+def test_a_warning_is_heard_once_a_rule_also_over_a_kill(path: Path, controller_of: Make) -> None:
+    controller = controller_of()
+    told: list[str] = []
+    controller.tell = lambda kind, _: told.append(kind)
+    number = begin(controller)
+    for reason in ("7 times its usual", "9 times its usual"):
+        controller.warned(number, "gradient-norm", reason, 4096)
+    controller.warned(number, "low-mfu", "the MFU is 12%", 8192)
+    controller = controller_of()
+    controller.next_trial()
+    controller.started(number, "here", ["card"], process=2)
+    controller.warned(number, "low-mfu", "the MFU is 12%", 8192)
+    controller.ended(number, "diverged", "the loss followed", "gradient-norm")
+    controller.warned(number, "no-progress", "too late", 9000)
+    trial = fold(path).trials[number]
+    assert trial.warnings == {"gradient-norm": "7 times its usual", "low-mfu": "the MFU is 12%"}
+    assert (trial.state, trial.rule) == ("diverged", "gradient-norm")
+    assert told == ["proposed", "started", "warned", "warned"]
+    assert events(path, number).count("warned") == 2
+
+
+def test_an_objective_that_is_not_finite_names_its_rule(path: Path, controller_of: Make) -> None:
+    controller = controller_of()
+    number = begin(controller)
+    assert report(controller, number, 1000, math.nan)
+    assert fold(path).trials[number].rule == "non-finite-loss"
+
+
 def test_the_base_is_trial_0_and_is_never_stopped_by_comparison(tmp_path: Path) -> None:
     # A base that is the worst of all, several at once so that it is compared late.
     for slots in (1, 3):

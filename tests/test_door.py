@@ -136,3 +136,21 @@ def test_asking_for_an_order_says_how_far_the_trial_is(tmp_path, order):
     assert door.order(AT, examples_per_second=5.0) == order
     assert line.progress == {"examples": 80, "total": 800, "examples_per_second": 5.0}
     door.close()
+
+
+def test_a_warning_is_delivered_and_logged_once(tmp_path, caplog):
+    line = Line()
+    door = Door(tmp_path, line)
+    for examples in (80, 160):
+        door.warn("low-mfu", f"the MFU is 12% after {examples}", Progress(examples, 800))
+    door.warn("recompiling", "again and again", AT)
+    door.close()
+    assert line.sent == [
+        {"event": "warning", "rule": "low-mfu", "reason": "the MFU is 12% after 80", "examples": 80},
+        {"event": "warning", "rule": "recompiling", "reason": "again and again", "examples": 80},
+    ]
+    assert [record.getMessage() for record in caplog.records] == [
+        "low-mfu: the MFU is 12% after 80",
+        "recompiling: again and again",
+    ]
+    assert rows_of(tmp_path) == []

@@ -33,11 +33,12 @@ early_stopping: {within: model.width}
 FAULTS = """
 trainable: surface
 base:
+  seed: 2  # draws every fault
   optimizer: {learning_rate: 3e-3}
   batch: {examples: 100}
   budget: {examples: 10k}
 search:
-  model.fault: {choices: [null, raise, die, diverge, out_of_memory]}
+  model.fault: {choices: [null, raise, die, diverge, warn, out_of_memory]}
 searcher: random
 trials: 10
 early_stopping: {rule: none}
@@ -131,6 +132,7 @@ def test_every_fault_ends_its_trial_in_the_right_state_and_the_sweep_goes_on(tmp
         "raise": ("failed", "ValueError: a rehearsed error"),
         "die": ("complete", "reached its budget"),
         "diverge": ("diverged", "not finite"),
+        "warn": ("complete", "reached its budget"),
         "out_of_memory": ("out_of_memory", "a rehearsed shortage"),
     }
     seen = set()
@@ -140,6 +142,8 @@ def test_every_fault_ends_its_trial_in_the_right_state_and_the_sweep_goes_on(tmp
         state, reason = expected[fault]
         assert trial["state"] == state, (trial["number"], fault, trial["reason"])
         assert reason in trial["reason"]
+        assert trial["rule"] == ("non-finite-loss" if fault == "diverge" else "")
+        assert list(trial["warnings"]) == (["gradient-norm"] if fault == "warn" else [])
     assert seen == set(expected), "the seed draws every fault"
     log = next(t["number"] for t in outcome.summary["trials"] if t["parameters"]["model.fault"] == "raise")
     assert "Traceback" in (tmp_path / "runs" / "probe" / "trials" / str(log) / "log.txt").read_text()

@@ -42,7 +42,8 @@ class Line:
         self.sent.append(message)
 
     def losses(self):
-        return {message["examples"]: message["metrics"]["validation/loss"] for message in self.sent}
+        reports = [message for message in self.sent if message["event"] == "report"]
+        return {message["examples"]: message["metrics"]["validation/loss"] for message in reports}
 
 
 def settings(**changes):
@@ -86,7 +87,13 @@ def test_the_curve_falls_and_has_its_best_learning_rate(tmp_path):
 
 def test_a_trial_ends_on_its_curve(tmp_path):
     ending, line = run(tmp_path, model={})
-    assert ending == {"event": "ended", "state": "complete", "reason": "reached its budget", "retire": False}
+    assert ending == {
+        "event": "ended",
+        "state": "complete",
+        "reason": "reached its budget",
+        "rule": "",
+        "retire": False,
+    }
     assert sorted(line.losses()) == list(range(100, 1001, 100))
     training = SurfaceTraining(**settings(model={}))
     for examples, loss in line.losses().items():
@@ -143,8 +150,15 @@ def test_an_order_to_stop_stops(tmp_path):
 def test_a_fault_ends_the_trial_at_its_share(tmp_path, fault, state, words):
     ending, line = run(tmp_path, model={"fault": fault, "fault_at": 0.5})
     assert (ending["state"], ending["reason"]) == (state, words)
+    assert ending["rule"] == ("non-finite-loss" if fault == "diverge" else "")
     assert ending["retire"] == (state == "out_of_memory")
     assert max(line.losses()) == 400
+
+
+def test_a_rehearsed_warning_is_said_once_and_the_trial_goes_on(tmp_path):
+    ending, line = run(tmp_path, model={"fault": "warn", "fault_at": 0.5})
+    assert ending["state"] == "complete"
+    assert [(m["rule"], m["examples"]) for m in line.sent if m["event"] == "warning"] == [("gradient-norm", 500)]
 
 
 def test_a_fault_happens_only_above_its_learning_rate(tmp_path):

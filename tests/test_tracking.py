@@ -185,6 +185,36 @@ def shown(runs: Path, name: str = "made") -> dict[Any, dict[str, Any]]:
     return found
 
 
+def test_what_health_rules_said_is_in_tags_and_in_the_description(runs: Path) -> None:
+    made = Made(runs)
+    for number in range(3):
+        made.start(number, PARAMETERS)
+    catch_up(made)
+    made.event("warned", trial=0, rule="low-mfu", reason="the MFU is 12%", examples=4096)
+    made.event("warned", trial=1, rule="gradient-norm", reason="7 times its usual", examples=4096)
+    catch_up(made)
+    made.event(
+        "ended",
+        trial=1,
+        state="diverged",
+        reason="the loss followed",
+        seconds=1.0,
+        value=None,
+        rule="loss-above-chance",
+    )
+    made.event("warned", trial=0, rule="no-progress", reason="the loss is flat", examples=8192)
+    catch_up(made)
+    tags = {number: run["tags"] for number, run in shown(runs).items()}
+    assert [tags[number]["rigsweep.health"] for number in range(3)] == [
+        "low-mfu, no-progress",
+        "loss-above-chance, gradient-norm",
+        "",
+    ]
+    assert tags[0]["rigsweep.warnings"] == "low-mfu: the MFU is 12%\nno-progress: the loss is flat"
+    assert "⚠ **gradient-norm**: 7 times its usual" in tags[1]["mlflow.note.content"]
+    assert "⚠" not in tags[2]["mlflow.note.content"]
+
+
 def test_nothing_doubles_and_everything_is_rebuilt(runs: Path, template: Path) -> None:
     made = Made(runs, trials=3)
     made.event("closed", state="complete", reason="every trial is over")

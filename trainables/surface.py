@@ -79,9 +79,9 @@ def train(job: Job, door: Door) -> Ending:
             return Ending("interrupted" if order == "interrupt" else "stopped", "asked to leave")
         if training.model.seconds_per_step:
             time.sleep(training.model.seconds_per_step)
-        if ending := _fault(training, step / steps, Path(job.folder)):
-            return ending
         now = progress(step, time.monotonic() - started)
+        if ending := _fault(training, now, door, Path(job.folder)):
+            return ending
         if step in numbers.evaluation_steps:
             noise = np.random.default_rng((training.seed, step)).normal() * training.model.noise
             loss = loss_at(training, step / steps) + noise
@@ -92,12 +92,15 @@ def train(job: Job, door: Door) -> Ending:
     return Ending("complete", "reached its budget")
 
 
-def _fault(training: SurfaceTraining, share: float, folder: Path) -> Ending | None:
-    model = training.model
+def _fault(training: SurfaceTraining, now: Progress, door: Door, folder: Path) -> Ending | None:
+    model, share = training.model, now.examples / now.total
     if model.fault is None or share < model.fault_at or training.optimizer.learning_rate <= model.fault_above:
         return None
     if model.fault == "diverge":
-        return Ending("diverged", f"the loss is not finite (nan) after {share:.0%} of the budget")
+        return Ending("diverged", f"the loss is not finite (nan) after {share:.0%} of the budget", "non-finite-loss")
+    if model.fault == "warn":
+        door.warn("gradient-norm", "a rehearsed warning: the gradient norm is 7 times its usual 0.5", now)
+        return None
     if model.fault == "raise":
         raise ValueError("a rehearsed error")
     if model.fault == "out_of_memory":

@@ -14,7 +14,7 @@ class SurfaceModel(BaseModel, frozen=True, extra="forbid"):
     noise: Annotated[float, Field(ge=0)] = 0.0
     """Standard deviation of the noise on every evaluation; a function of the seed and the examples."""
     seconds_per_step: Annotated[float, Field(ge=0)] = 0.0
-    fault: Literal["raise", "hang", "die", "die_always", "diverge", "out_of_memory"] | None = None
+    fault: Literal["raise", "hang", "die", "die_always", "diverge", "warn", "out_of_memory"] | None = None
     """What goes wrong, for rehearsing: `die` kills the worker's process the first time, `die_always` always."""
     fault_at: Share = 0.5
     fault_above: Annotated[float, Field(ge=0)] = 0.0

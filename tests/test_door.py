@@ -67,7 +67,8 @@ def test_an_evaluation_is_in_the_file_before_it_is_delivered(tmp_path):
 
     line = Looking()
     door = Door(tmp_path, line)
-    door.report(AT, {"validation/loss": 1.3}, texts={"sample": "x"})
+    door.keep(AT, {"sample": "x"})
+    door.report(AT, {"validation/loss": 1.3})
     door.close()
     assert line.sent == [[80]]
 
@@ -105,7 +106,7 @@ def test_whole_lines_are_left_as_they_are(tmp_path):
 
 def test_samples_are_files_named_by_progress(tmp_path):
     door = Door(tmp_path, Line())
-    door.report(AT, {"loss": 1.0}, texts={"sample": "größer\n", "other": ""})
+    door.keep(AT, {"sample": "größer\n", "other": ""})
     door.close()
     found = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "samples").iterdir()}
     assert found == {"000000000080-sample.txt": "größer\n", "000000000080-other.txt": ""}
@@ -113,7 +114,7 @@ def test_samples_are_files_named_by_progress(tmp_path):
 
 def test_a_sample_is_never_half_written(tmp_path, monkeypatch):
     door = Door(tmp_path, Line())
-    door.report(AT, {"loss": 1.0}, texts={"sample": "whole"})
+    door.keep(AT, {"sample": "whole"})
 
     def fail(path, text, **_):
         with path.open("w") as file:
@@ -122,7 +123,7 @@ def test_a_sample_is_never_half_written(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "write_text", fail)
     with pytest.raises(OSError, match="no space"):
-        door.report(AT, {"loss": 1.0}, texts={"sample": "another"})
+        door.keep(AT, {"sample": "another"})
     monkeypatch.undo()
     door.close()
     # What is being written has a dot in front, which readers leave out.

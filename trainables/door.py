@@ -66,32 +66,32 @@ class Door:
         self._line.progress = {"examples": progress.examples, "total": progress.total, **shown}
         return self._line.order
 
-    def report(
-        self,
-        progress: Progress,
-        metrics: Mapping[str, float],
-        *,
-        checkpoint: Path | None = None,
-        images: Mapping[str, Any] | None = None,
-        texts: Mapping[str, str] | None = None,
+    def keep(
+        self, progress: Progress, texts: Mapping[str, str] | None = None, images: Mapping[str, Any] | None = None
     ) -> None:
-        """Keep metrics (and samples) of the trial at `progress`.
+        """Keep samples made at `progress`.
 
-        With metrics named `validation/...` the report is an evaluation: it is what stopping and searching
-        decide on, and it is delivered before this returns. A number that is not finite has no place in JSON: it
-        is null in the file and left out of what is delivered.
+        Before its checkpoint is saved: a training that goes on from that draws no samples again.
         """
         assert not images, "no trainable draws images yet"
-        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        row = {**asdict(progress), "time": time.time(), **dict.fromkeys(metrics), **finite}
-        self._metrics.write(json.dumps(row, allow_nan=False).encode() + b"\n")
-        self._metrics.flush()
         for name, text in (texts or {}).items():
             file = self._folder / "samples" / f"{progress.examples:012d}-{name}.txt"
             file.parent.mkdir(exist_ok=True)
             temporary = file.with_name(f".{file.name}")
             temporary.write_text(text, encoding="utf-8")
             temporary.replace(file)
+
+    def report(self, progress: Progress, metrics: Mapping[str, float], *, checkpoint: Path | None = None) -> None:
+        """Keep metrics of the trial at `progress`.
+
+        With metrics named `validation/...` the report is an evaluation: it is what stopping and searching
+        decide on, and it is delivered before this returns. A number that is not finite has no place in JSON: it
+        is null in the file and left out of what is delivered.
+        """
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        row = {**asdict(progress), "time": time.time(), **dict.fromkeys(metrics), **finite}
+        self._metrics.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+        self._metrics.flush()
         if any(name.startswith("validation/") for name in metrics):
             self._line.send(
                 {

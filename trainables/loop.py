@@ -111,9 +111,10 @@ def train(task: Task, job: Job, door: Door) -> Ending:
             with autocast:
                 samples = task.sample(averaged, device)
             metrics |= evaluation
+            door.keep(progress, samples.texts, samples.images)
             saved.evaluations.append((progress, metrics))
             path = _save(job, Saved(progress, saved.evaluations, health.state()), model, ema, optimizer)
-            door.report(progress, metrics, checkpoint=path, texts=samples.texts, images=samples.images)
+            door.report(progress, metrics, checkpoint=path)
             meter.go_on(paused)
     return Ending("complete", "reached its budget")
 

@@ -86,9 +86,10 @@ def train(job: Job, door: Door) -> Ending:
             noise = np.random.default_rng((training.seed, step)).normal() * training.model.noise
             loss = loss_at(training, step / steps) + noise
             metrics = {"loss": loss, "validation/loss": loss, "validation/accuracy": math.exp(-loss)}
+            door.keep(now, {"sample": f"loss {loss:.4f}"})
             evaluations.append((step, now.seconds, metrics))
             save(now)
-            door.report(now, metrics, checkpoint=checkpoint, texts={"sample": f"loss {loss:.4f}"})
+            door.report(now, metrics, checkpoint=checkpoint)
     return Ending("complete", "reached its budget")
 
 

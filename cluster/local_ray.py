@@ -7,11 +7,19 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
+from . import disk
 from .cards import Card
+from .errors import MachineError
 
 NAMESPACE = "rigsweep"
+_MARK = "RIGSWEEP_RAY"
+"""In the environment of every process of a Ray of ours: its temporary folder."""
+_PARTS = ("gcs_server", "raylet", "dashboard")
 
 # A user's own value wins.
 _ENVIRONMENT = {
@@ -46,11 +54,26 @@ def set_environment() -> None:
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
+@dataclass(frozen=True)
+class LocalRay:
+    """The Ray that a sweep runs on."""
+
+    ours: bool
+    parts: dict[str, psutil.Process]
+    """Its own processes without which it cannot go on; of a Ray that is not ours, none are known."""
+
+    def broken(self) -> str | None:
+        """Which of them has died, in words. Ray says so only after a minute, by ending this process."""
+        dead = next((name for name, process in self.parts.items() if not _alive(process)), None)
+        return f"Ray's {dead} process died" if dead else None
+
+
 @contextmanager
-def local_ray(cards: list[Card], log: Path) -> Iterator[bool]:
+def local_ray(cards: list[Card], log: Path) -> Iterator[LocalRay]:
     """A Ray for these cards alone, on 127.0.0.1, with a token of its own; nothing of it is left afterwards.
 
-    Where this process has a Ray already, that one is used and left alone: yields whether it is ours.
+    Where this process has a Ray already, that one is used and left alone. Raises `MachineError` where Ray does
+    not come up.
 
     Ray's own logs go to a temporary folder that is removed, except after an error, when they are kept in
     `log`. The processes die with this one, also when it is killed.
@@ -61,11 +84,33 @@ def local_ray(cards: list[Card], log: Path) -> Iterator[bool]:
     import ray
 
     if ray.is_initialized():  # somebody else's, who stops it too
-        yield False
+        yield LocalRay(ours=False, parts={})
         return
     # Short, since Unix sockets live in it (107 characters at most).
     temporary = Path(tempfile.mkdtemp(prefix="rigsweep-", dir="/tmp" if Path("/tmp").is_dir() else None))  # noqa: S108
+    found = LocalRay(ours=True, parts={})
+    try:
+        _start(cards, temporary)
+        found = LocalRay(ours=True, parts=_parts(temporary))
+        yield found
+    except BaseException as error:
+        logs = temporary / "session_latest" / "logs"
+        if logs.exists() and not disk.full(error, log):
+            shutil.copytree(logs, log / "ray", dirs_exist_ok=True)
+        raise
+    finally:
+        if found.broken() or not found.parts:
+            # What is left of it would wait for what has died, and `shutdown` for both.
+            end_processes(temporary)
+        ray.shutdown()
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _start(cards: list[Card], temporary: Path) -> None:
+    import ray
+
     before = Path.cwd()
+    os.environ[_MARK] = str(temporary)
     # Ray puts the working directory on its workers' import path, where a folder `datasets` would hide the
     # library of that name; so it is started from an empty one.
     (temporary / "empty").mkdir()
@@ -84,14 +129,37 @@ def local_ray(cards: list[Card], log: Path) -> Iterator[bool]:
             configure_logging=False,  # its loggers go where this process's go
             _temp_dir=str(temporary),
         )
+    except Exception as error:
+        # Ray has no class of its own for this.
+        if "timed out during startup" not in str(error):
+            raise
+        raise MachineError("Ray did not come up within 30 s: is this machine busy? try again") from error
     finally:
         os.chdir(before)
-    failed = True
-    try:
-        yield True
-        failed = False
-    finally:
-        ray.shutdown()
-        if failed:
-            shutil.copytree(temporary / "session_latest" / "logs", log / "ray", dirs_exist_ok=True)
-        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _parts(temporary: Path) -> dict[str, psutil.Process]:
+    found = {}
+    for child in psutil.Process().children():
+        words = child.cmdline()
+        name = next((part for part in _PARTS if part in (Path(word).stem for word in words[:3])), None)
+        if name and str(temporary) in " ".join(words):
+            found[name] = child
+    return found
+
+
+def _alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def end_processes(temporary: Path) -> None:
+    """Kill every process of the Ray of this temporary folder, and wait until they are gone."""
+    ours = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(_MARK) == str(temporary) and process.pid != os.getpid():
+                process.kill()
+                ours.append(process)
+        except psutil.Error:  # it has gone, or is another user's
+            continue
+    psutil.wait_procs(ours, timeout=10)

@@ -131,6 +131,8 @@ class Controller:
             self._end(number, state, reason, rule)
         elif not self.record.trials[number].over:
             self._leave(number, "interrupted", reason)
+            # Nobody asked it to leave: what stopped it, such as a full disk, would stop the next one too.
+            self.closing = self.closing or reason
 
     def lost(self, number: int, reason: str) -> None:
         """A trial's machine failed it: it goes on once, and has failed the second time."""
@@ -181,9 +183,8 @@ class Controller:
         """Seconds of the attempt that ends now; of a process that died, up to its last evaluation."""
         if trial.number in self._since:
             return self.clock() - self._since.pop(trial.number)
-        if trial.state != "running" or trial.started is None or trial.last is None:
-            return 0.0
-        return max(0.0, trial.last.time - trial.started)
+        # By the trial's own clock, which cannot be set, and counts over all its attempts.
+        return max(0.0, trial.last.seconds - trial.seconds) if trial.state == "running" and trial.last else 0.0
 
     def _write(self, kind: str, number: int, **fields: Any) -> None:
         self.history.append(kind, trial=number, **fields)

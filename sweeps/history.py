@@ -18,6 +18,7 @@
 import fcntl
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -102,10 +103,13 @@ class Record:
     opened: Event = field(default_factory=dict)
     trials: dict[int, Trial] = field(default_factory=dict)
     closed: Event | None = None
+    time: float = 0.0
+    """Of the newest event."""
 
     def apply(self, event: Event) -> None:
         """Take one more event into account. Events of trials that are over change nothing."""
         kind, number = event["event"], event.get("trial", -1)
+        self.time = max(self.time, event["time"])
         if kind == "opened":
             self.opened, self.closed = event, None
         elif kind == "closed":
@@ -169,7 +173,8 @@ class History:
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self._clock, self._durable = path, clock, durable
-        self._file = path.open("a+b")
+        # Unbuffered: what a full disk refuses must not be kept and written later.
+        self._file = path.open("a+b", buffering=0)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -178,6 +183,7 @@ class History:
                 f"{path.parent}: this sweep is running in another process; wait for it, or stop it"
             ) from None
         self._cut_torn_line()
+        self._lock = threading.Lock()
         self.listeners: list[Callable[[Event], None]] = []
         try:
             self.record = fold(path)
@@ -186,21 +192,38 @@ class History:
             raise
 
     def append(self, kind: str, **fields: Any) -> Event:
-        """Write an event to disk; then apply it and tell the listeners."""
-        event: Event = {"event": kind, "time": self._clock(), **fields}
-        # One write of one line: a kill leaves it whole, or torn at the end of the file.
-        self._file.write(json.dumps(event, ensure_ascii=False, allow_nan=False).encode() + b"\n")
-        self._file.flush()
-        if self._durable:
-            os.fsync(self._file.fileno())
-        self.record.apply(event)
-        for listener in self.listeners:
-            listener(event)
-        return event
+        """Write an event to disk; then apply it and tell the listeners.
+
+        Raises `OSError` where it could not be written; then the file is as it was, and nothing is applied. Its
+        time is never before that of the event before it.
+        """
+        with self._lock:
+            if self.record.closed and kind not in ("opened", "edited"):
+                raise ValueError(f"{self.path}: {kind} after the sweep's process had closed it")
+            # A clock that is set back must not make anything end before it began.
+            now = max(self._clock(), self.record.time)
+            event: Event = {"event": kind, "time": now, **fields}
+            self._write(json.dumps(event, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+            self.record.apply(event)
+            for listener in self.listeners:
+                listener(event)
+            return event
 
     def close(self) -> None:
         """Release the file."""
         self._file.close()
+
+    def _write(self, line: bytes) -> None:
+        """Append a line: whole, or (by an error) not at all. A kill may leave it torn at the end of the file."""
+        end, written = self._file.seek(0, os.SEEK_END), 0
+        try:
+            while written < len(line):
+                written += self._file.write(line[written:])
+            if self._durable:
+                os.fsync(self._file.fileno())
+        except OSError:
+            self._file.truncate(end)
+            raise
 
     def _cut_torn_line(self) -> None:
         size = self._file.seek(0, os.SEEK_END)

@@ -15,21 +15,28 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..cluster import disk
 from ..cluster.cards import Card, find_cards
-from ..cluster.local_ray import local_ray
+from ..cluster.errors import MachineError
+from ..cluster.local_ray import LocalRay, local_ray
 from ..cluster.locks import hold_cards
 from ..cluster.speed import Speed, card_speed
+from ..datasets.errors import DataError
 from ..trainables import registry
 from ..trainables.trial import Job
 from . import folders, summary
 from .controller import Controller
 from .files import WrongInput
-from .history import VERSION, History, Record, Trial
+from .history import VERSION, History, Record, Trial, fold
+from .mlflow_store import run_ids
 from .sweep import Sweep
-from .weights import delete_losers, resolve_initial
+from .weights import ROOM_BYTES, delete_losers, resolve_initial
 
 _log = logging.getLogger(__name__)
 _PATIENCE_SECONDS = 120.0
+_ANSWER_SECONDS = 10.0
+_TRACKING_SECONDS = {"complete": 600.0, "interrupted": 60.0}
+"""How long MLflow is waited for at the end; what is resumed catches up then."""
 
 
 class Show(Protocol):
@@ -71,12 +78,37 @@ def run(
     threads: int | None,
     edited: dict[str, Any] | None = None,
 ) -> Outcome:
-    """Run a sweep in its folder (made or resumed) to its end, a limit, or Ctrl-C. Raises `WrongInput`.
+    """Run a sweep in its folder (made or resumed) to its end, a limit, Ctrl-C or a full disk. Raises `WrongInput`.
 
     The history says what there is to do: a new folder has none, a resumed one what is left. `edited` are the
     settings that a resumed training changes, each as [before, after].
     """
     folder = (runs / sweep.name).resolve()  # Ray's processes have another working directory
+    try:
+        return _run_in(folder, sweep, cache, show, cards, threads, edited)
+    except (WrongInput, DataError, MachineError):
+        raise
+    except Exception as error:
+        line = disk.full(error, folder)
+        if line is None:
+            raise
+        history = folder / "history.jsonl"
+        if not history.exists():
+            raise MachineError(line) from error
+        # What is on the disk is whole; what could not be written has not been counted.
+        told = summary.summarise(sweep, fold(history), run_ids(folder))
+        return Outcome("interrupted", line, told | {"state": "interrupted"})
+
+
+def _run_in(
+    folder: Path,
+    sweep: Sweep,
+    cache: Path,
+    show: Show,
+    cards: int | None,
+    threads: int | None,
+    edited: dict[str, Any] | None,
+) -> Outcome:
     (folder / "log").mkdir(parents=True, exist_ok=True)
     history = History(folder / "history.jsonl")
     try:
@@ -109,7 +141,7 @@ def _run_on(sweep: Sweep, folder: Path, cache: Path, show: Show, history: Histor
     def job(number: int) -> Job:
         return make_job(sweep, controller.record.trials[number], folder, cache, cards[0], speed, rungs, initial)
 
-    with local_ray(cards, folder / "log") as ours:
+    with local_ray(cards, folder / "log") as local:
         import ray
         from ray.exceptions import RayError
 
@@ -126,21 +158,24 @@ def _run_on(sweep: Sweep, folder: Path, cache: Path, show: Show, history: Histor
             hang_seconds=sweep.settings.hang,
         )
         tracker_class: Any = ray.remote(TrackerActor)
-        tracker = tracker_class.options(num_cpus=0).remote(folder, Store.of(folder.parent))
-        tune = _Thread(lambda: run_tune(controller, pool, lanes, job, folder / "log"))
+        # Whatever ends it, the next one finds out how far MLflow is.
+        tracker = tracker_class.options(num_cpus=0, max_restarts=-1).remote(folder, Store.of(folder.parent))
+        tune = _Thread(lambda: run_tune(controller, pool, lanes, job, local.broken, folder / "log"))
         with _orderly_signals() as asked:
             tune.start()
-            _follow(sweep, folder, controller, show, pool, tune, asked, started)
+            _follow(sweep, folder, controller, show, local, pool, tune, asked, started)
         state = "complete" if nothing_left(sweep, controller.record) else "interrupted"
         reason = controller.closing or "every trial is over"
         controller.close(state, reason)
-        show.note("writing the last results to MLflow")
-        try:
-            ray.get(tracker.finish.remote(600))
-        except RayError as error:
-            show.note("MLflow could not be brought up to date; `rigsweep ui` tries again (see log/sweep.log)")
-            _log.error("tracking: %s", error)
-        if not ours:  # else all of it ends with its Ray
+        if not local.broken():
+            show.note("writing the last results to MLflow")
+            patience = _TRACKING_SECONDS[state]
+            try:
+                ray.get(tracker.finish.remote(patience), timeout=patience + 60)
+            except RayError as error:
+                show.note("MLflow could not be brought up to date; `rigsweep ui` tries again (see log/sweep.log)")
+                _log.error("tracking: %s", error)
+        if not local.ours:  # else all of it ends with its Ray
             ray.get(pool.close.remote())
             for actor in (pool, tracker):
                 ray.kill(actor)
@@ -158,35 +193,57 @@ def _follow(
     folder: Path,
     controller: Controller,
     show: Show,
+    local: LocalRay,
     pool: Any,
     tune: "_Thread",
     asked: list[str],
     started: float,
 ) -> None:
-    """While the trials run: show them, keep the summary, mind limits and signals."""
+    """While the trials run: show them, keep the summary, mind limits, signals, a full disk and a broken Ray."""
     import ray
+    from ray.exceptions import GetTimeoutError, RayError
 
     drained: float | None = None
     written = 0.0
     while tune.is_alive():
         tune.join(0.2)
-        if drained is None:
-            limit = controller.over_limit(started)
-            if asked or limit or controller.closing:
-                controller.closing = controller.closing or (asked[0] if asked else f"reached {limit}")
-                show.note(f"{controller.closing}: running trials save and leave")
-                ray.get(pool.drain.remote())
+        limit, broken = controller.over_limit(started), local.broken()
+        asked_to = next(iter(asked), f"reached {limit}" if limit else broken)
+        controller.closing = controller.closing or asked_to
+        try:
+            if controller.closing and drained is None:
                 drained = time.monotonic()
-        elif len(asked) > 1 or time.monotonic() - drained > _PATIENCE_SECONDS:
-            break  # the second Ctrl-C, or a trial that does not leave: its last checkpoint has to do
-        show.refresh(controller, ray.get(pool.progress.remote()))
+                show.note(f"{controller.closing}: running trials save and leave")
+                ray.get(pool.drain.remote(), timeout=_ANSWER_SECONDS)
+            show.refresh(controller, ray.get(pool.progress.remote(), timeout=_ANSWER_SECONDS))
+        except RayError as error:
+            if broken or not isinstance(error, GetTimeoutError):
+                _log.error("the lanes do not answer: %s", error)
+                controller.closing = broken or controller.closing or "the lane pool died"
+                break  # nobody is there to save: the last checkpoints have to do
+            # A busy machine: it is asked again.
+        if drained is not None:
+            patience = _ANSWER_SECONDS if broken else _PATIENCE_SECONDS
+            if len(asked) > 1 or time.monotonic() - drained > patience:
+                break  # the second Ctrl-C, or a trial that does not leave: its last checkpoint has to do
         if time.monotonic() - written > 1:
-            summary.write(summary.summarise(sweep, controller.record), folder)
-            delete_losers(sweep, controller.record, folder)
+            _keep_views(sweep, controller, folder)
             written = time.monotonic()
     show.refresh(controller, {})
-    if tune.error is not None:
+    if tune.error is not None and not local.broken():
         raise tune.error
+
+
+def _keep_views(sweep: Sweep, controller: Controller, folder: Path) -> None:
+    """Keep the summary, and the checkpoints under their quota; without space the sweep is to end."""
+    try:
+        summary.write(summary.summarise(sweep, controller.record), folder)
+        delete_losers(sweep, controller.record, folder)
+    except OSError as error:
+        line = disk.full(error, folder)
+        if line is None:
+            raise
+        controller.closing = controller.closing or line
 
 
 def _finish(sweep: Sweep, folder: Path, record: Record, state: str, reason: str) -> Outcome:
@@ -281,7 +338,7 @@ def _git() -> dict[str, Any] | None:
 
 def _check_disk(folder: Path) -> None:
     free_bytes = shutil.disk_usage(folder).free
-    if free_bytes < 200 * 2**20:
+    if free_bytes < ROOM_BYTES:
         raise WrongInput(f"{folder}: only {free_bytes / 2**20:.0f} MiB of disk are free; make room, then --resume")
 
 

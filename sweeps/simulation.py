@@ -103,14 +103,16 @@ class Simulation:
     Its record has device seconds by the simulation's clock. Use it as a context: it holds the history open.
     """
 
-    def __init__(self, sweep: Sweep, path: Path, curves: Curves, rungs: tuple[float, ...], *, slots: int = 1):
+    def __init__(
+        self, sweep: Sweep, history: History | Path, curves: Curves, rungs: tuple[float, ...], *, slots: int = 1
+    ):
         self._sweep, self._curves, self._rungs, self._slots = sweep, curves, rungs, slots
         self.now = 0.0
-        # Nothing of value is lost with it, so it does not wait for the disk.
-        self._history = History(path, clock=lambda: _BEGIN + self.now, durable=False)
-        trials = self._history.record.trials.values()
-        times = [time for t in trials for time in (t.proposed, t.started, t.ended, t.last and t.last.time) if time]
-        self.now = max(times, default=_BEGIN) - _BEGIN
+        if isinstance(history, Path):
+            # Nothing of value is lost with it, so it does not wait for the disk.
+            history = History(history, clock=lambda: _BEGIN + self.now, durable=False)
+        self._history = history
+        self.now = max(history.record.time - _BEGIN, 0.0)
         self._history.append("opened", version=VERSION, sweep=sweep.name)
         self.controller = Controller(sweep, self._history, rungs, clock=lambda: self.now)
         self._due: list[tuple[float, int, Answer | None]] = []  # when, in which trial, what; None is its end

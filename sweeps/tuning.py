@@ -111,9 +111,9 @@ class TuneSearcher(_NeverRestored, Searcher):
 class TuneScheduler(_NeverRestored, FIFOScheduler):
     """Passes what trials say to the controller, and its verdicts to Tune."""
 
-    def __init__(self, controller: Controller, searcher: TuneSearcher, pool: Any):
+    def __init__(self, controller: Controller, searcher: TuneSearcher, pool: Any, broken: Callable[[], str | None]):
         super().__init__()
-        self._controller, self._searcher, self._pool = controller, searcher, pool
+        self._controller, self._searcher, self._pool, self._broken = controller, searcher, pool, broken
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         """A message that is not the trial's last."""
@@ -135,30 +135,43 @@ class TuneScheduler(_NeverRestored, FIFOScheduler):
         if message["event"] == "ended":
             self._controller.ended(number, message["state"], message["reason"], message.get("rule", ""))
         elif message["event"] == "lost":
-            self._controller.lost(number, message["reason"])
+            self._lost(number, message["reason"])
         elif message["event"] == "no_lane":
-            self._controller.closing = message["reason"]
             self._controller.ended(number, "interrupted", message["reason"])
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
         """The client's own process died; its lane may still be at work."""
         number = self._searcher.numbers[trial.trial_id]
         self._pool.abandon.remote(number)
-        self._controller.lost(number, "its client process died")
+        self._lost(number, "its client process died")
+
+    def _lost(self, number: int, reason: str) -> None:
+        # Where all of Ray goes down, that is nothing against this trial, which may be lost only once.
+        if broken := self._broken():
+            self._controller.ended(number, "interrupted", broken)
+        else:
+            self._controller.lost(number, reason)
 
     def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
         """A trial that Tune dropped before it ran."""
         self._controller.ended(self._searcher.numbers[trial.trial_id], "interrupted", "the sweep is ending")
 
 
-def run_tune(controller: Controller, pool: Any, lanes: int, job: Callable[[int], Job], log: Path) -> None:
-    """Run every trial of the controller's sweep; returns when it has no more."""
+def run_tune(
+    controller: Controller,
+    pool: Any,
+    lanes: int,
+    job: Callable[[int], Job],
+    broken: Callable[[], str | None],
+    log: Path,
+) -> None:
+    """Run every trial of the controller's sweep; returns when it has no more. `broken` says whether Ray is."""
     searcher = TuneSearcher(controller, lanes, job)
     tune.Tuner(
         tune.with_resources(TrialClient, {"client": 1}),
         tune_config=tune.TuneConfig(
             search_alg=searcher,
-            scheduler=TuneScheduler(controller, searcher, pool),
+            scheduler=TuneScheduler(controller, searcher, pool, broken),
             num_samples=-1,  # until the searcher says that it is finished
             reuse_actors=True,
             # Ours are in the history; the default would be made of the whole job.

@@ -9,6 +9,9 @@ from .summary import best_of
 from .sweep import Sweep
 from .validation import nearest
 
+ROOM_BYTES = 200 * 2**20
+"""What is to be free on the disk of a sweep when it begins."""
+
 
 def checkpoints_of(folder: Path, number: int) -> Path:
     """Where a trial's checkpoints are."""
@@ -16,7 +19,9 @@ def checkpoints_of(folder: Path, number: int) -> Path:
 
 
 def delete_losers(sweep: Sweep, record: Record, folder: Path) -> None:
-    """Keep a sweep's checkpoints under its quota: those of losers go first, then of the worse complete ones.
+    """Keep a sweep's checkpoints under its quota, and room on their disk for what a sweep needs to begin.
+
+    Those of losers go first, then of the worse complete ones.
 
     Never those of a trial that can go on, of the best, or of the base.
     """
@@ -31,8 +36,9 @@ def delete_losers(sweep: Sweep, record: Record, folder: Path) -> None:
 
     sizes = {trial.number: _bytes(checkpoints_of(folder, trial.number)) for trial in trials}
     total = sum(sizes.values())
+    allowed = min(sweep.settings.limits.disk_bytes, total + shutil.disk_usage(folder).free - ROOM_BYTES)
     for number in sorted((trial.number for trial in over), key=standing):
-        if total <= sweep.settings.limits.disk_bytes:
+        if total <= allowed:
             return
         shutil.rmtree(checkpoints_of(folder, number), ignore_errors=True)
         total -= sizes[number]

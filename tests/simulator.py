@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rigsweep.sweeps import files
-from rigsweep.sweeps.history import Record, Trial
+from rigsweep.sweeps.history import History, Record, Trial
 from rigsweep.sweeps.simulation import Answer, ClosedForm, Simulation, rungs_of
 from rigsweep.sweeps.sweep import Sweep, check
 from rigsweep.trainables.door import Ending
@@ -78,7 +78,14 @@ def simulate(
 
     With `most_events` the driver is gone after so many more events of trials.
     """
-    with Simulation(sweep, path, Faulty(sweep, fault), rungs_of(sweep), slots=slots) as simulation:
+    return run_trials(sweep, path, slots, fault, most_events)
+
+
+def run_trials(
+    sweep: Sweep, history: History | Path, slots: int = 1, fault: Fault = no_fault, most_events: int | None = None
+) -> Record:
+    """The same on a history that is open, and closed in the end."""
+    with Simulation(sweep, history, Faulty(sweep, fault), rungs_of(sweep), slots=slots) as simulation:
         if most_events is None:
             return simulation.run()
         for _ in range(most_events):

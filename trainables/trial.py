@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ..cluster import disk
 from .door import Door, Ending, Line
 from .registry import load, settings_class
 from .settings import Training
@@ -61,7 +62,7 @@ def run_trial(job: dict[str, Any], line: Line) -> dict[str, Any]:
         ):
             ending = load(job["trainable"])(Job(**job), door)
     except Exception as error:  # noqa: BLE001 - whatever a trial raises ends that trial, and only that
-        ending = _ending(error)
+        ending = _ending(error, folder)
     retire = ending.state == "out_of_memory" or "CUDA error" in ending.reason
     if not retire:
         _clear()
@@ -85,8 +86,10 @@ def _logging_to(folder: Path) -> Iterator[None]:
         log.close()
 
 
-def _ending(error: Exception) -> Ending:
+def _ending(error: Exception, folder: Path) -> Ending:
     """What an exception means for its trial."""
+    if line := disk.full(error, folder):
+        return Ending("interrupted", line)
     words = str(error).strip().splitlines()
     reason = f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
     # PyTorch's own class, then the words of the CUDA driver, of cuBLAS and of PyTorch on a CPU.

@@ -17,8 +17,6 @@ from .cards import Card
 from .errors import MachineError
 
 NAMESPACE = "rigsweep"
-_MARK = "RIGSWEEP_RAY"
-"""In the environment of every process of a Ray of ours: its temporary folder."""
 _PARTS = ("gcs_server", "raylet", "dashboard")
 
 # A user's own value wins.
@@ -110,7 +108,6 @@ def _start(cards: list[Card], temporary: Path) -> None:
     import ray
 
     before = Path.cwd()
-    os.environ[_MARK] = str(temporary)
     # Ray puts the working directory on its workers' import path, where a folder `datasets` would hide the
     # library of that name; so it is started from an empty one.
     (temporary / "empty").mkdir()
@@ -157,7 +154,8 @@ def end_processes(temporary: Path) -> None:
     ours = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(_MARK) == str(temporary) and process.pid != os.getpid():
+            # By their logs: what a parent dies of leaves children elsewhere, and Ray writes over their environment.
+            if process.pid != os.getpid() and any(temporary in Path(f.path).parents for f in process.open_files()):
                 process.kill()
                 ours.append(process)
         except psutil.Error:  # it has gone, or is another user's

@@ -63,9 +63,13 @@ class Store:
             return -1
 
     def open(self) -> "MlflowClient":
-        """A client; the tables are made where there are none. Raises what MLflow raises."""
+        """A client; the tables are made where there are none.
+
+        Raises what MLflow raises, and `WrongInput` for a file of another MLflow version.
+        """
         _quieten()
         from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
 
         if not self.file:
             return MlflowClient(self.uri)
@@ -75,7 +79,15 @@ class Store:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.file.touch()
             client = MlflowClient(f"{self.uri}?timeout={_seconds(self.identity())}")
-            client.search_experiments(max_results=1)
+            try:
+                client.search_experiments(max_results=1)
+            except MlflowException as error:
+                if "database schema" not in str(error):
+                    raise
+                raise WrongInput(
+                    f"{self.file}: was made by another version of MLflow; use that one, or move the file away: "
+                    "it is rebuilt, for each sweep by `rigsweep ui SWEEP`"
+                ) from error
         return client
 
 

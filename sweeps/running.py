@@ -143,7 +143,7 @@ def _run_on(sweep: Sweep, folder: Path, cache: Path, show: Show, history: Histor
 
     with local_ray(cards, folder / "log") as local:
         import ray
-        from ray.exceptions import RayError
+        from ray.exceptions import RayError, RayTaskError
 
         from ..cluster.lanes import start_pool
         from .tracking import Store, TrackerActor
@@ -173,8 +173,9 @@ def _run_on(sweep: Sweep, folder: Path, cache: Path, show: Show, history: Histor
             try:
                 ray.get(tracker.finish.remote(patience), timeout=patience + 60)
             except RayError as error:
-                show.note("MLflow could not be brought up to date; `rigsweep ui` tries again (see log/sweep.log)")
                 _log.error("tracking: %s", error)
+                cause = str(error.cause if isinstance(error, RayTaskError) else error).splitlines()[0]
+                show.note(f"{cause}; `rigsweep ui {sweep.name}` tries again")
         if not local.ours:  # else all of it ends with its Ray
             ray.get(pool.close.remote())
             for actor in (pool, tracker):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..cluster import disk
 from .files import WrongInput
 from .folders import read_sweep
 from .history import Event, Record, Trial, read_with_offsets
@@ -54,6 +55,8 @@ class Tracker:
         self.folder, self.store = folder, store
         self.behind: str | None = None
         """Why MLflow is not up to date; None when it is."""
+        self.hopeless = False
+        """Whether that will not pass by waiting."""
         self._file = folder / "mlflow.json"
         self._state = State.load(self._file)
         if self._state.store != store.uri:
@@ -86,6 +89,7 @@ class Tracker:
             if self.behind is None:
                 _log.warning("MLflow is behind (%s); the sweep goes on, and the record will catch up", error)
             self.behind, self._client = str(error), None
+            self.hopeless = isinstance(error, WrongInput) or disk.full(error, self.folder) is not None
         else:
             if self.behind is not None:
                 _log.warning("MLflow is up to date again")
@@ -337,7 +341,7 @@ class TrackerActor:
                 last = self._leaving.is_set()  # asked before the look, which then sees all that was written
                 tracker.catch_up()
                 self._behind = tracker.behind or (None if last else "the end of the history is not reached")
-                if not self._behind:
+                if not self._behind or (last and tracker.hopeless):
                     return
                 # Rarely while MLflow is away, which is no help to it; `finish` is waited for.
                 (time.sleep if last else self._leaving.wait)(self._every * (10 if tracker.behind and not last else 1))

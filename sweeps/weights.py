@@ -90,8 +90,12 @@ def resolve_initial(initial: str | None, runs: Path) -> str | None:
 def newest_checkpoint(folder: Path, number: int) -> Path:
     """The newest whole checkpoint of a trial. Raises `WrongInput` where there is none."""
     from ..trainables.checkpoints import latest
+    from ..trainables.errors import NewerVersion
 
-    path = latest(checkpoints_of(folder, number))
+    try:
+        path = latest(checkpoints_of(folder, number))
+    except NewerVersion as error:
+        raise WrongInput(str(error)) from error
     if path is None:
         raise WrongInput(f"{folder.name}/{number}: no checkpoint is left; run it again by `rigsweep train`")
     return path

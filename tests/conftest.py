@@ -1,7 +1,9 @@
 """What tests share: one Ray, one cache, their own card locks, and the data beside the checkout."""
 
 import os
-from collections.abc import Iterator
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -62,6 +64,23 @@ def one_ray(cards: list[Card], tmp_path_factory: pytest.TempPathFactory) -> Iter
     left = [process for process in psutil.Process().children(recursive=True) if "ray" in " ".join(_words(process))]
     _, alive = psutil.wait_procs(left, timeout=10)
     assert not alive, f"Ray processes are left: {alive}"
+
+
+@pytest.fixture
+def mount_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mounts a small disk: `mount_disk("2m")` answers where."""
+    place = tmp_path / "disk"
+
+    def mount(size: str) -> Path:
+        place.mkdir()
+        mounting = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(place)]
+        if os.geteuid() or not shutil.which("mount") or subprocess.run(mounting, check=False).returncode:
+            pytest.skip("a small disk can only be mounted by root")
+        return place
+
+    yield mount
+    if place.is_mount():
+        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def _words(process: psutil.Process) -> list[str]:

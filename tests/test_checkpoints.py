@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -17,6 +16,7 @@ from torch import nn
 from rigsweep.trainables import checkpoints
 from rigsweep.trainables.checkpoints import CheckpointError, Saved, latest, restore, save
 from rigsweep.trainables.door import Progress
+from rigsweep.trainables.errors import NewerVersion
 
 FILES = ("model.safetensors", "ema.safetensors", "optimizer.safetensors", "progress.json", "manifest.json")
 
@@ -245,18 +245,8 @@ def test_a_checkpoint_is_left_wherever_the_process_is_killed(tmp_path):
     assert [name for name in names(tmp_path) if not name.startswith(".new-")] != []
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = os.geteuid() == 0 and shutil.which("mount")
-    if not mounted or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", place], check=False).returncode:
-        pytest.skip("a small disk can only be mounted by root")
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
-
-
-def test_a_full_disk_leaves_the_checkpoint_before_and_a_clear_error(small_disk):
+def test_a_full_disk_leaves_the_checkpoint_before_and_a_clear_error(mount_disk):
+    small_disk = mount_disk("2m")
     write(small_disk, 10)
     with pytest.raises(CheckpointError, match=r"could not be written: .*[Nn]o space left") as raised:
         write(small_disk, 20, width=100_000)
@@ -310,12 +300,13 @@ def test_a_manifest_that_leaves_files_out_is_damage(tmp_path):
     assert latest(tmp_path) == before
 
 
-def test_a_checkpoint_of_a_newer_version_is_passed_over_and_named(tmp_path, caplog):
-    before, path = write(tmp_path, 10), write(tmp_path, 20)
+def test_a_checkpoint_of_a_newer_version_is_named_and_never_begun_before(tmp_path):
+    write(tmp_path, 10)
+    path = write(tmp_path, 20)
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps(manifest | {"version": 99}))
-    assert latest(tmp_path) == before
-    assert "written by a newer version of rigsweep" in caplog.text
+    with pytest.raises(NewerVersion, match=f"checkpoint {path} was written by a newer version of rigsweep"):
+        latest(tmp_path)
 
 
 def test_without_a_whole_checkpoint_there_is_none(tmp_path):

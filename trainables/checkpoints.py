@@ -20,6 +20,7 @@ from torch import nn
 
 from ..datasets.cache import flush, sha256
 from .door import Progress
+from .errors import NewerVersion
 from .optimizer import load_named_state, named_state
 
 _log = logging.getLogger(__name__)
@@ -84,12 +85,15 @@ def all_in(folder: Path) -> list[Path]:
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest checkpoint that is whole; damaged ones are passed over, and the log says so."""
+    """The newest checkpoint that is whole; damaged ones are passed over, and the log says so.
+
+    Raises `NewerVersion` where the newest was written by one: to begin before it would lose what came since.
+    """
     return next(filter(_is_whole, reversed(all_in(folder))), None)
 
 
 def check(path: Path) -> None:
-    """Raise `CheckpointError` unless every file is as its manifest says."""
+    """Raise `CheckpointError` unless every file is as its manifest says, `NewerVersion` where it is of one."""
     try:
         manifest = json.loads((path / "manifest.json").read_text())
         newer = manifest["version"] > _VERSION
@@ -97,7 +101,7 @@ def check(path: Path) -> None:
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(f"checkpoint {path} has no readable manifest") from error
     if newer:
-        raise CheckpointError(f"checkpoint {path} was written by a newer version of rigsweep")
+        raise NewerVersion(f"checkpoint {path} was written by a newer version of rigsweep; update this one")
     for name in _FILES:
         if name == "ema.safetensors" and name not in told and not (path / name).exists():
             continue

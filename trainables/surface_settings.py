@@ -13,6 +13,8 @@ class SurfaceModel(BaseModel, frozen=True, extra="forbid"):
     width: PositiveInt = 64
     noise: Annotated[float, Field(ge=0)] = 0.0
     """Standard deviation of the noise on every evaluation; a function of the seed and the examples."""
+    label: str = ""
+    """Changes nothing: for rehearsing values that are hard to keep, such as text in any script."""
     seconds_per_step: Annotated[float, Field(ge=0)] = 0.0
     fault: Literal["raise", "hang", "die", "die_always", "diverge", "warn", "out_of_memory"] | None = None
     """What goes wrong, for rehearsing: `die` kills the worker's process the first time, `die_always` always."""

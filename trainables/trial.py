@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ..cluster import disk
 from .door import Door, Ending, Line
+from .errors import NewerVersion
 from .registry import load, settings_class
 from .settings import Training
 
@@ -90,6 +91,8 @@ def _ending(error: Exception, folder: Path) -> Ending:
     """What an exception means for its trial."""
     if line := disk.full(error, folder):
         return Ending("interrupted", line)
+    if isinstance(error, NewerVersion):
+        return Ending("interrupted", str(error))
     words = str(error).strip().splitlines()
     reason = f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
     # PyTorch's own class, then the words of the CUDA driver, of cuBLAS and of PyTorch on a CPU.

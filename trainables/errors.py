@@ -1,0 +1,5 @@
+"""What keeps a trial from going on without being a fault of its own."""
+
+
+class NewerVersion(Exception):
+    """A file was written by a newer version of rigsweep and is left as it is; the message is one line that names it."""

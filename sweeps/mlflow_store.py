@@ -78,8 +78,8 @@ class Store:
         with self.file.with_name(f"{self.file.name}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.file.touch()
-            client = MlflowClient(f"{self.uri}?timeout={_seconds(self.identity())}")
             try:
+                client = MlflowClient(f"{self.uri}?timeout={_seconds(self.identity())}")
                 client.search_experiments(max_results=1)
             except MlflowException as error:
                 if "database schema" not in str(error):

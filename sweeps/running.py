@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -143,7 +143,7 @@ def _run_on(sweep: Sweep, folder: Path, cache: Path, show: Show, history: Histor
 
     with local_ray(cards, folder / "log") as local:
         import ray
-        from ray.exceptions import RayError, RayTaskError
+        from ray.exceptions import RayActorError, RayError, RayTaskError
 
         from ..cluster.lanes import start_pool
         from .tracking import Store, TrackerActor
@@ -177,7 +177,8 @@ def _run_on(sweep: Sweep, folder: Path, cache: Path, show: Show, history: Histor
                 cause = str(error.cause if isinstance(error, RayTaskError) else error).splitlines()[0]
                 show.note(f"{cause}; `rigsweep ui {sweep.name}` tries again")
         if not local.ours:  # else all of it ends with its Ray
-            ray.get(pool.close.remote())
+            with suppress(RayActorError):  # a pool that died has taken its lanes along
+                ray.get(pool.close.remote())
             for actor in (pool, tracker):
                 ray.kill(actor)
     return _finish(sweep, folder, controller.record, state, reason)

@@ -113,7 +113,8 @@ class Simulation:
             history = History(history, clock=lambda: _BEGIN + self.now, durable=False)
         self._history = history
         self.now = max(history.record.time - _BEGIN, 0.0)
-        self._history.append("opened", version=VERSION, sweep=sweep.name)
+        told = {"sweep": sweep.name, "trainable": sweep.settings.trainable}
+        self._history.append("opened", version=VERSION, objective=sweep.settings.objective.model_dump(), **told)
         self.controller = Controller(sweep, self._history, rungs, clock=lambda: self.now)
         self._due: list[tuple[float, int, Answer | None]] = []  # when, in which trial, what; None is its end
         self._running: dict[int, tuple[Iterator[Answer], float]] = {}  # its next answers, and when it began

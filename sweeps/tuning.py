@@ -45,11 +45,13 @@ class TrialClient(tune.Trainable):
         return {_MESSAGE: json.dumps(message), "done": message["event"] in ("ended", "lost", "no_lane")}
 
     def _begin(self) -> dict[str, Any]:
-        pool = ray.get_actor(POOL, namespace=NAMESPACE)
         try:
+            pool = ray.get_actor(POOL, namespace=NAMESPACE)
             self._host = ray.get(pool.acquire.remote(self._number))
         except RayTaskError as error:
             return {"event": "no_lane", "reason": str(error.cause).splitlines()[0]}
+        except (RayActorError, ValueError):  # it is dead, or not known any more
+            return {"event": "no_lane", "reason": "the lane pool died"}
         if self._host is None:
             return {"event": "ended", "state": "interrupted", "reason": "the sweep is ending"}
         try:

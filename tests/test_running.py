@@ -80,11 +80,13 @@ class Quiet:
         pass
 
 
-def run_text(text: str, tmp_path: Path, cache: Path, name: str = "probe", cards: int = 2) -> Outcome:
+def run_text(
+    text: str, tmp_path: Path, cache: Path, name: str = "probe", cards: int = 2, show: Quiet | None = None
+) -> Outcome:
     file = tmp_path / f"{name}.yaml"
     file.write_text(text)
     sweep, _ = folders.open_sweep(str(file), (), tmp_path / "runs", resume=True, new=False)
-    return run(sweep, tmp_path / "runs", cache, Quiet(), cards=cards, threads=1)
+    return run(sweep, tmp_path / "runs", cache, show or Quiet(), cards=cards, threads=1)
 
 
 def runs_in_mlflow(runs: Path) -> list[tuple[str, str, str]]:

@@ -276,7 +276,7 @@ def make_job(
         folder=str((folder / "trials" / str(trial.number)).resolve()),
         cache=str(cache.resolve()),
         metric=sweep.settings.objective.metric,
-        goal=sweep.settings.objective.goal,
+        goal=sweep.goal,
         precision="bf16" if precision == "bf16" else "fp32",
         kind="cuda" if card.kind == "cuda" else "cpu",
         threads=card.threads,

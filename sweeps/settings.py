@@ -13,7 +13,8 @@ class Objective(BaseModel, frozen=True, extra="forbid"):
     """What the sweep optimises."""
 
     metric: str = "validation/loss"
-    goal: Literal["minimize", "maximize"] = "minimize"
+    goal: Literal["minimize", "maximize"] | None = None
+    """Follows from the metric where it is not given."""
 
 
 class EarlyStopping(BaseModel, frozen=True, extra="forbid"):

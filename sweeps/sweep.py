@@ -5,7 +5,7 @@ import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel
@@ -33,9 +33,14 @@ class Sweep:
     document: Document
 
     @property
+    def goal(self) -> Literal["minimize", "maximize"]:
+        """What is asked of the objective."""
+        return self.settings.objective.goal or "minimize"  # `check` has filled it in
+
+    @property
     def sign(self) -> int:
         """1 where less of the objective is better, else -1."""
-        return 1 if self.settings.objective.goal == "minimize" else -1
+        return 1 if self.goal == "minimize" else -1
 
     def group_of(self, parameters: Parameters) -> Any:
         """The value that a trial shares with those it is compared with; None where all are compared."""
@@ -135,7 +140,10 @@ def check(document: Document, name: str) -> Sweep:
     if objective.metric not in goals:
         near = nearest(objective.metric, list(goals))
         raise document.wrong(("objective", "metric"), f"allowed: {', '.join(goals)}, found {objective.metric}{near}")
-    if objective.goal != goals[objective.metric]:
+    if objective.goal is None:
+        objective = objective.model_copy(update={"goal": goals[objective.metric]})
+        settings = settings.model_copy(update={"objective": objective})
+    elif objective.goal != goals[objective.metric]:
         raise document.wrong(
             ("objective", "goal"),
             f"{objective.metric} is to {goals[objective.metric]}, found {objective.goal}; "

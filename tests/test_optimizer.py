@@ -135,10 +135,11 @@ def test_the_first_step_is_adams():
 # --- its state ---
 
 
-def test_a_state_put_back_gives_the_same_next_step():
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_state_put_back_gives_the_same_next_step(fused):
     torch.manual_seed(0)
     first, second = model_of(), model_of()
-    optimizers = [build_optimizer(model, role, Optimizer()) for model in (first, second)]
+    optimizers = [build_optimizer(model, role, Optimizer(fused=fused)) for model in (first, second)]
     for _ in range(3):
         step(first, optimizers[0])
     second.load_state_dict(first.state_dict())
@@ -147,6 +148,41 @@ def test_a_state_put_back_gives_the_same_next_step():
         step(model, optimizer)
     for one, other in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_fused_or_not_is_the_same_optimizer_and_goes_on_from_the_others_state(fused):
+    torch.manual_seed(0)
+    first, second = model_of(), model_of()
+    second.load_state_dict(first.state_dict())
+    optimizers = [
+        build_optimizer(model, role, Optimizer(fused=f)) for model, f in ((first, fused), (second, not fused))
+    ]
+    assert [bool(optimizer.defaults["fused"]) for optimizer in optimizers] == [fused, not fused]
+    for model, optimizer in zip((first, second), optimizers, strict=True):
+        step(model, optimizer)
+    load_named_state(second, optimizers[1], named_state(first, optimizers[0]))
+    for model, optimizer in zip((first, second), optimizers, strict=True):
+        step(model, optimizer)
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
+@pytest.mark.parametrize("fused", [True, False])
+def test_on_a_gpu_the_count_of_steps_lies_where_the_optimizer_keeps_it(fused):
+    model = model_of().cuda()
+    optimizer = build_optimizer(model, role, Optimizer(fused=fused))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    before = {name: tensor.device.type for name, tensor in named_state(model, optimizer).items()}
+    load_named_state(
+        model, optimizer, {name: tensor.cpu().clone() for name, tensor in named_state(model, optimizer).items()}
+    )
+    assert {name: tensor.device.type for name, tensor in named_state(model, optimizer).items()} == before
+    optimizer.step()
 
 
 def test_a_state_put_back_is_a_copy():

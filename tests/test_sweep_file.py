@@ -366,6 +366,7 @@ def test_what_is_resolved_is_plain_yaml_for_other_readers() -> None:
         "betas": [0.9, 0.999],
         "weight_decay": 0.1,
         "clip_norm": None,
+        "fused": True,
     }
     assert values["base"]["data"]["corpus"] == ["a.txt", "10%", "true", "nan"]
     assert values["base"]["model"]["width"] == "= 32 * model.layers"
@@ -417,6 +418,15 @@ def test_a_name_that_is_no_sweep_is_answered_with_the_nearest(monkeypatch: pytes
     (tmp_path / "mine.yaml").write_text(GOOD)
     with pytest.raises(WrongInput, match=r"did you mean mine\.yaml\?$"):
         load("mime.yaml")
+
+
+def test_the_goal_follows_from_the_metric() -> None:
+    for metric, goal in registry.settings_class("surface").METRICS.items():
+        sweep = sweep_of(f"trainable: surface\nbase: {{budget: {{examples: 1M}}}}\nobjective: {{metric: {metric}}}")
+        assert (sweep.goal, sweep.settings.objective.goal) == (goal, goal)
+        assert sweep.sign == {"minimize": 1, "maximize": -1}[goal]
+        assert not changed(sweep, sweep_of(sweep.resolved()))
+    assert sweep_of(GOOD).goal == "minimize"
 
 
 def test_every_trainable_accepts_a_file_with_a_budget_alone() -> None:

@@ -16,7 +16,8 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """AdamW over one parameter group per role; only parameters of two dimensions or more decay.
 
-    Loshchilov and Hutter 2019. Fused: one kernel for all parameters of a group.
+    Loshchilov and Hutter 2019. Fused: one kernel for all parameters of a group; else PyTorch's own choice, which
+    is a kernel an operation on a GPU and one an operation and parameter on a CPU.
     """
     groups: dict[tuple[Role, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
@@ -28,7 +29,7 @@ def build_optimizer(
         ],
         lr=settings.learning_rate,
         betas=settings.betas,
-        fused=True,
+        fused=True if settings.fused else None,
     )
 
 
@@ -60,9 +61,14 @@ def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
 
 
 def load_named_state(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
-    """Put a copy of a state made by `named_state` back, on each parameter's device."""
+    """Put a copy of a state made by `named_state` back, on each parameter's device.
+
+    Without fused kernels the count of steps stays on the CPU, where reading it makes no GPU wait.
+    """
     parameters = dict(model.named_parameters())
+    fused = bool(optimizer.defaults.get("fused"))
     for path, tensor in tensors.items():
         name, _, key = path.rpartition("/")
         state: dict[str, Any] = optimizer.state[parameters[name]]
-        state[key] = tensor.to(parameters[name].device, copy=True)  # read, it is still the file
+        device = parameters[name].device if fused or key != "step" else "cpu"
+        state[key] = tensor.to(device, copy=True)  # read, it is still the file

@@ -21,6 +21,8 @@ class Optimizer(BaseModel, frozen=True, extra="forbid"):
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     clip_norm: PositiveFloat | None = 1.0
     """The global gradient norm is clipped to this; null leaves it."""
+    fused: bool = True
+    """One kernel for all parameters of a group, on a GPU and on a CPU; false is for comparing."""
 
 
 class Schedule(BaseModel, frozen=True, extra="forbid"):

@@ -15,7 +15,7 @@ from rigsweep.trainables.checkpoints import CheckpointError
 from rigsweep.trainables.door import Door
 from rigsweep.trainables.gpt import GPTTask
 from rigsweep.trainables.loop import train
-from rigsweep.trainables.meter import Meter
+from rigsweep.trainables.meter import Meter, forget_peak_memory, peak_memory_bytes
 from rigsweep.trainables.task import Samples
 from rigsweep.trainables.trial import Job
 
@@ -588,6 +588,17 @@ def test_the_meter_counts_examples_waiting_and_mfu(monkeypatch):
     assert told["speed/waiting_for_data"] == pytest.approx(0.2)
     assert told["memory/peak_bytes"] > 2**20
     assert meter.shown == {"examples_per_second": pytest.approx(10), "mfu": pytest.approx(0.25)}
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+def test_a_trial_is_not_charged_for_the_memory_of_the_one_before():
+    cpu = torch.device("cpu")
+    held = [torch.ones(2**16) for _ in range(800)]  # 200 MiB in pieces that glibc would keep
+    high = peak_memory_bytes(cpu)
+    del held
+    assert peak_memory_bytes(cpu) >= high
+    forget_peak_memory()
+    assert peak_memory_bytes(cpu) < high - 150 * 2**20
 
 
 def test_the_meter_leaves_evaluations_out(monkeypatch):

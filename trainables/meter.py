@@ -1,9 +1,14 @@
 """Speed of a training between two reports."""
 
+import ctypes
+import os
 import resource
 import time
+from pathlib import Path
 
 import torch
+
+_CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 class Meter:
@@ -58,3 +63,14 @@ def peak_memory_bytes(device: torch.device) -> float:
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+
+def forget_peak_memory() -> None:
+    """Let the peak begin anew at what is held now, so that a lane's next trial has one of its own."""
+    if torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)  # glibc keeps what was freed, and the next trial would be charged for it
+    if os.access(_CLEAR_REFS, os.W_OK):
+        _CLEAR_REFS.write_text("5")  # Linux: proc_pid_clear_refs(5)

@@ -112,9 +112,11 @@ def _clear() -> None:
 
     import torch
 
+    from .meter import forget_peak_memory
+
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    forget_peak_memory()

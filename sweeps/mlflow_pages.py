@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from .ablation import Change, is_ablation
 from .history import Record, Trial
 from .sweep import Sweep
 
@@ -88,6 +89,39 @@ def describe_sweep(record: Record, experiment: str, runs: Mapping[int, str], com
     return "\n".join(lines)
 
 
+ABLATION = "ablation.json"
+"""The artifact of an ablation's table; MLflow's page shows it as one, as `mlflow.loggedArtifacts` names it."""
+
+
+def ablation_table(changes: list[Change], metric: str) -> str:
+    """An ablation as MLflow's `log_table` writes one (which would append to what is there)."""
+    columns = ["change", metric, "difference", "low", "high", "seeds", "verdict", "speed", "memory", "card time"]
+    rows = [
+        [
+            change.what,
+            change.value,
+            change.difference,
+            *(change.interval or (None, None)),
+            change.seeds,
+            change.outcome,
+            change.speed,
+            change.memory,
+            change.card_time,
+        ]
+        for change in changes
+    ]
+    return json.dumps({"columns": columns, "data": rows}, ensure_ascii=False)
+
+
+def ablation_tags(change: Change | None) -> dict[str, str]:
+    """Of a change's runs, for MLflow's list of them; None is the base."""
+    return {
+        "rigsweep.change": change.what if change else "base",
+        "rigsweep.difference": change.difference_text if change else "",
+        "rigsweep.verdict": change.outcome if change else "",
+    }
+
+
 def _cell(told: str) -> str:
     """Text that stays inside a cell of a Markdown table."""
     return told.replace("|", "\\|").replace("\n", " ")
@@ -132,6 +166,7 @@ def comparison_view(sweep: Sweep, key: str) -> str:
             "metrics.`objective`",
             f"metrics.`{objective.metric}`",
             *(f"params.`{name}`" for name in searched),
+            *(f"tags.`rigsweep.{name}`" for name in ("change", "difference", "verdict") if is_ablation(sweep)),
             "tags.`rigsweep.state`",
             "tags.`rigsweep.reason`",
             "tags.`rigsweep.health`",

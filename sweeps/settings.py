@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, field_validat
 
 from ..trainables.settings import Share
 
-Searcher = Literal["tpe", "random"]
+Searcher = Literal["tpe", "random", "ablation"]
 
 
 class Objective(BaseModel, frozen=True, extra="forbid"):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .ablation import as_dict, compare, is_ablation
 from .history import Record, Trial
 from .sweep import Sweep
 
@@ -36,7 +37,7 @@ def summarise(sweep: Sweep, record: Record, run_ids: Mapping[int, str] | None = 
         },
         "device_seconds": sum(trial.seconds for trial in trials),
         "device_seconds_without_stopping": _without_stopping(trials),
-    }
+    } | ({"ablation": [as_dict(change) for change in compare(sweep, record)]} if is_ablation(sweep) else {})
 
 
 def _trial(trial: Trial, run_id: str | None) -> dict[str, Any]:

@@ -11,8 +11,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from .ablation import Change, compare, is_ablation
 from .controller import Controller
 from .history import Record, Trial
+from .space import word
 from .summary import best_of
 from .sweep import Sweep
 
@@ -30,8 +32,8 @@ STYLES = {
 
 def number(value: Any) -> str:
     """A value as a person reads it: 0.00123 as 1.23e-3, 4096 as it is."""
-    if isinstance(value, bool) or not isinstance(value, float):
-        return str(value)
+    if not isinstance(value, float):
+        return word(value)
     if value == 0 or 0.01 <= abs(value) < 10_000:
         return f"{value:.4g}"
     mantissa, _, exponent = f"{value:.2e}".partition("e")
@@ -177,7 +179,48 @@ def summary_panel(sweep: Sweep, record: Record, told: Mapping[str, Any]) -> Rend
     elif spent:
         facts.add_row("card time", duration(spent))
     lines.append(facts)
+    if is_ablation(sweep) and (changes := compare(sweep, record)):
+        lines += [Text(), ablation_table(sweep, changes)]
     return Group(*lines)
+
+
+def ablation_table(sweep: Sweep, changes: list[Change]) -> Table:
+    """One row a change, against the base; at most 80 columns wide where keys and values are not long."""
+    metric, repeats = sweep.settings.objective.metric, sweep.settings.repeats
+    keys = [dimension.key for dimension in sweep.space.dimensions]
+    whats = [f"{short(c.key, keys)}: {_plain(c.before)} → {_plain(c.after)}" for c in changes]
+    table = Table(box=None, pad_edge=False, header_style="dim", caption_style="dim", caption_justify="left")
+    table.add_column("change", overflow="fold", min_width=min(26, max(map(len, whats))))
+    table.add_column(metric, justify="right", no_wrap=True)
+    table.add_column("verdict", max_width=11)
+    for name in ("speed", "memory", "time"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for what, change in zip(whats, changes, strict=True):
+        style = {"better": "green", "worse": "red", "unclear": "yellow"}.get(change.verdict or "", "")
+        table.add_row(
+            what,
+            change.difference_text,
+            Text(change.outcome, style=style if change.verdict else "dim"),
+            *(_times(ratio) for ratio in (change.speed, change.memory, change.card_time)),
+        )
+    base = next((change.base for change in changes if change.seeds == repeats), None)
+    table.caption = "Each change alone, against the base" + (f" ({metric} {number(base)})" if base is not None else "")
+    if repeats > 1:
+        table.caption += (
+            f": the mean difference over {repeats} seeds, paired, with its 95% interval; "
+            "verdicts are corrected for the number of changes"
+        )
+    table.caption += ". Speed, peak memory and card time are ratios to the base's."
+    return table
+
+
+def _plain(value: Any) -> str:
+    """A setting as a file might have it."""
+    return f"{value:g}" if isinstance(value, float) else word(value)
+
+
+def _times(ratio: float | None) -> str:
+    return f"{ratio:.2f}×" if ratio is not None else ""
 
 
 class LiveShow:

@@ -5,6 +5,7 @@ their recorded times and runs are found again by their tags. `mlflow.json` (`mlf
 history keeps how far it is. The steps of MLflow's charts are examples.
 """
 
+import json
 import logging
 import threading
 import time
@@ -13,10 +14,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..cluster import disk
+from .ablation import compare, is_ablation
 from .files import WrongInput
 from .folders import read_sweep
 from .history import Event, Record, Trial, read_with_offsets
-from .mlflow_pages import color, comparison_address, comparison_view, describe_sweep, describe_trial, text, title
+from .mlflow_pages import (
+    ABLATION,
+    ablation_table,
+    ablation_tags,
+    color,
+    comparison_address,
+    comparison_view,
+    describe_sweep,
+    describe_trial,
+    text,
+    title,
+)
 from .mlflow_store import STATUS, State, Status, Store, find_run, log, origin_tags, run_ids, runs_of, set_status
 from .space import flatten
 from .sweep import Sweep
@@ -46,6 +59,8 @@ class _Shown:
     deleted: bool = False
     """By a person in MLflow, who does not want to see it again."""
     tags: dict[str, str] = field(default_factory=dict)
+    change: dict[str, str] = field(default_factory=dict)
+    """Tags that say what an ablation has found of it: they change when other trials end."""
 
 
 class Tracker:
@@ -67,6 +82,7 @@ class Tracker:
         self._dirty = set[int]()  # trials with events that MLflow has not got
         self._parent_dirty, self._parent_status = False, ("", None)
         self._newly_opened = True
+        self._ablation = ""  # the table that MLflow has
         self._sweep: Sweep | None = None
         self._client: MlflowClient | None = None
         self._identity = 0
@@ -193,7 +209,7 @@ class Tracker:
         # A server knows itself where artifacts go; without one it must be said, or they land where one stands.
         place = (self.store.artifacts / name).as_uri() if self.store.artifacts else None
         state.experiment = experiment.experiment_id if experiment else client.create_experiment(name, place)
-        state.parent, state.runs, self._newly_opened = "", {}, True
+        state.parent, state.runs, self._newly_opened, self._ablation = "", {}, True, ""
         for run in runs_of(client, state.experiment, self._key):
             number, status = run.data.tags.get("rigsweep.trial"), (run.info.status, run.info.end_time)
             deleted = run.info.lifecycle_stage == "deleted"
@@ -205,6 +221,7 @@ class Tracker:
                 state.runs[int(number)], shown.status = run.info.run_id, status
                 shown.parameters, shown.deleted = bool(run.data.params), deleted
         for number, shown in self._shown.items():
+            shown.change = {}
             if number not in state.runs:
                 until = self._folder(number).until
                 self._start_over(number)
@@ -279,10 +296,32 @@ class Tracker:
             "mlflow.note.content": describe_sweep(self._record, state.experiment, state.runs, address),
         }
         client.log_batch(state.parent, tags=[RunTag(key, value[:_TAG]) for key, value in tags.items()])
+        if is_ablation(self._definition()):
+            self._project_ablation(client)
         done = "FINISHED" if closed and closed["state"] == "complete" else "KILLED"
         due = (done, _ms(closed["time"])) if closed else ("RUNNING", None)
         set_status(client, state.parent, self._parent_status, due)
         self._parent_status, self._newly_opened = due, False
+
+    def _project_ablation(self, client: "MlflowClient") -> None:
+        """What an ablation says so far: a table of the sweep's run, and tags of the trials' runs."""
+        from mlflow.entities import RunTag
+
+        sweep, state = self._definition(), self._state
+        changes = compare(sweep, self._record)
+        table = ablation_table(changes, sweep.settings.objective.metric)
+        if table != self._ablation:
+            client.log_text(state.parent, table, ABLATION)
+            shown_as_table = [{"path": ABLATION, "type": "table"}]
+            client.set_tag(state.parent, "mlflow.loggedArtifacts", json.dumps(shown_as_table))
+            self._ablation = table
+        of_group = {change.group: change for change in changes}
+        for number, run_id in state.runs.items():
+            shown = self._shown[number]
+            tags = ablation_tags(of_group.get(self._record.trials[number].group))
+            if tags != shown.change and not shown.deleted:
+                client.log_batch(run_id, tags=[RunTag(key, value[:_TAG]) for key, value in tags.items()])
+                shown.change = tags
 
     def _due(self, number: int) -> Status:
         """The status and end that MLflow should show of a trial."""

@@ -452,6 +452,69 @@ def test_a_trial_that_a_person_deleted_stays_deleted(runs: Path) -> None:
     assert sorted(shown(runs)) == [-1, 1]
 
 
+ABLATION = """
+trainable: surface
+base:
+  optimizer: {learning_rate: 1.0e-3, fused: true}
+  budget: {examples: 400k}
+search:
+  optimizer.fused: {choices: [true, false]}
+searcher: ablation
+trials: 2
+repeats: 2
+"""
+
+
+def test_an_ablation_is_a_table_and_tags_that_follow_the_seeds(runs: Path, template: Path) -> None:
+    made = Made(runs, sweep=ABLATION)
+    tracker = catch_up(made)
+
+    def end(number: int, value: float | None) -> None:
+        group, repeat = divmod(number, 2)
+        parameters = {"optimizer.fused": not group}
+        made.event("proposed", trial=number, group=group, seed=repeat, parameters=parameters)
+        made.start(number)
+        made.end(number, "complete" if value is not None else "running", "its budget is spent", value=value)
+        tracker.catch_up()
+
+    def tags() -> list[list[str]]:
+        names = ("change", "difference", "verdict")
+        return [[run["tags"][f"rigsweep.{name}"] for name in names] for n, run in sorted(shown(runs).items()) if n >= 0]
+
+    what = "optimizer.fused: true → false"
+    end(0, 3.0)
+    assert tags() == [["base", "", ""]]
+    end(1, 3.2)
+    end(2, 3.5)
+    assert tags()[2:] == [[what, "+0.5", "1 of 2 seeds"]]
+    end(3, 3.701)
+    # The verdict of a trial that is over changes with those after it.
+    assert tags() == [["base", "", ""]] * 2 + [[what, "+0.5005 ± 0.0064", "worse"]] * 2
+    made.event("closed", state="complete", reason="every trial is over")
+    tracker.catch_up()
+    first = shown(runs)
+
+    def table() -> list[dict[str, Any]]:
+        client, state = Store.of(runs).open(), json.loads((made.folder / "mlflow.json").read_text())
+        found = json.loads(Path(client.download_artifacts(state["parent"], "ablation.json")).read_text("utf-8"))
+        return [dict(zip(found["columns"], row, strict=True)) for row in found["data"]]
+
+    told = table()
+    assert [(row["change"], row["seeds"], row["verdict"]) for row in told] == [(what, 2, "worse")]
+    assert told[0]["difference"] == pytest.approx(0.5005)
+    assert first[-1]["tags"]["mlflow.loggedArtifacts"] == '[{"path": "ablation.json", "type": "table"}]'
+    assert sorted(first[-1]["files"]) == ["ablation.json", "sweep.yaml"]
+    tracker.catch_up()
+    catch_up(made)
+    (made.folder / "mlflow.json").unlink()
+    catch_up(made)
+    assert shown(runs) == first and table() == told
+    copied(template, new := runs.with_name("new"))
+    (new / "mlflow.db").replace(runs / "mlflow.db")  # the store is gone, under the eyes of a tracker
+    tracker.catch_up()
+    assert shown(runs) == first and table() == told
+
+
 def test_trials_that_are_over_are_not_looked_at_for_ever(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracking, "_LINGER", 0.0)
     made = Made(runs, trials=2)

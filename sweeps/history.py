@@ -3,7 +3,8 @@
 `history.jsonl` has one event a line, flushed to disk before anything acts on it. The Optuna study, MLflow,
 `summary.json` and the report are projections of it and can be rebuilt. Events, each with `time` (Unix seconds):
 
-    opened    version, sweep, trainable, objective       the first line; again at every resume
+    opened    version, sweep, trainable, objective, told  the first line; again at every resume. `told`, of the first
+                                                         alone: trials of earlier sweeps (`start_from.py`)
     proposed  trial, group, seed, parameters             a trial exists
     started   trial, node, cards, process                it runs (again after an interruption)
     report    trial, examples, total, flops, seconds, metrics, checkpoint   an evaluation
@@ -105,6 +106,8 @@ class Record:
     closed: Event | None = None
     time: float = 0.0
     """Of the newest event."""
+    told: list[dict[str, Any]] = field(default_factory=list)
+    """Trials of earlier sweeps, which the searcher knows from the beginning."""
 
     def apply(self, event: Event) -> None:
         """Take one more event into account. Events of trials that are over change nothing."""
@@ -112,6 +115,7 @@ class Record:
         self.time = max(self.time, event["time"])
         if kind == "opened":
             self.opened, self.closed = event, None
+            self.told += event.get("told", [])
         elif kind == "closed":
             self.closed = event
         elif kind == "edited":

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ..trainables import registry
+from .searchers import SEARCHERS
 from .settings import SweepSettings
 from .validation import all_keys
 
@@ -16,6 +17,7 @@ def sweep_schema() -> dict[str, Any]:
     schema["title"] = "rigsweep sweep"
     definitions: dict[str, Any] = schema.setdefault("$defs", {})
     schema["properties"]["trainable"] = {"enum": registry.names()}
+    schema["properties"]["searcher"] |= {"enum": list(SEARCHERS)}
     schema["allOf"] = []
     for name in registry.names():
         model = registry.settings_class(name)

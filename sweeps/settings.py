@@ -2,11 +2,14 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import BaseModel, BeforeValidator, Field, PositiveFloat, PositiveInt, field_validator
 
 from ..trainables.settings import Share
 
-Searcher = Literal["tpe", "random", "ablation"]
+Names = Annotated[
+    list[str],
+    BeforeValidator(lambda told: [told] if isinstance(told, str) else told, json_schema_input_type=str | list[str]),
+]
 
 
 class Objective(BaseModel, frozen=True, extra="forbid"):
@@ -51,9 +54,12 @@ class SweepSettings(BaseModel, frozen=True, extra="forbid"):
     base: dict[str, Any]
     search: dict[str, Any] = {}
     objective: Objective = Objective()
-    searcher: Searcher = "tpe"
+    searcher: str = "tpe"
+    """One of `SEARCHERS`."""
+    start_from: Names = []
+    """Earlier sweeps, by name or folder, whose finished trials the searcher is told first."""
     trials: PositiveInt = 16
-    """Configurations, the base included."""
+    """Configurations, the base included; a searcher that lists them (`grid`, `ablation`) knows how many."""
     repeats: PositiveInt = 1
     """Seeds per configuration; the searcher sees their mean."""
     limits: Limits = Limits()

@@ -68,6 +68,29 @@ class Dimension:
             return trial.suggest_int(self.key, int(self.low), int(self.high), log=self.log, step=step)
         return trial.suggest_float(self.key, self.low, self.high, log=self.log, step=self.step)
 
+    @property
+    def amount(self) -> int | None:
+        """How many values there are to list; None for a range without steps, and for a logarithmic one."""
+        if self.kind == "choice":
+            return len(self.choices)
+        step = self.step or (1.0 if self.kind == "int" else None)
+        return None if self.log or step is None else round((self.high - self.low) / step) + 1
+
+    def value(self, i: int) -> Any:
+        """The i-th of the values."""
+        if self.kind == "choice":
+            return self.choices[i]
+        if self.kind == "int":
+            return int(self.low) + i * int(self.step or 1)
+        assert self.step is not None
+        return min(float(f"{self.low + i * self.step:.12g}"), self.high)  # 0.3, not 0.30000000000000004
+
+    def index(self, value: Any) -> int:
+        """Which of the values it is."""
+        if self.kind == "choice":
+            return [plain_choice(choice) for choice in self.choices].index(plain_choice(value))
+        return round((value - self.low) / (self.step or 1))
+
     def ends(self) -> list[Any]:
         """The values by which the space is checked: every choice, or the ends of a range and a step inside."""
         if self.kind == "choice":
@@ -115,9 +138,35 @@ class Space:
         """The base's values by dotted key, defaults and derived values included."""
         return flatten(self.assemble({}).model_dump(mode="json"))
 
+    @property
+    def seed(self) -> int:
+        """The base's, from which every draw of the search follows."""
+        return self.values["seed"]
+
     def base_parameters(self) -> Parameters:
         """The base's own values of the searched keys: trial 0."""
         return {d.key: self.values.get(d.key) for d in self.dimensions if d.active(self.values)}
+
+    def conditional(self) -> list[Dimension]:
+        """The dimensions that only some configurations have."""
+        searched = {dimension.key for dimension in self.dimensions}
+        return [dimension for dimension in self.dimensions if any(key in searched for key, _ in dimension.when)]
+
+    def configurations(self) -> Iterator[Parameters]:
+        """Every configuration of a space whose dimensions all list their values."""
+        yield from self._completions({}, dict(self.values), 0)
+
+    def _completions(self, chosen: Parameters, values: dict[str, Any], i: int) -> Iterator[Parameters]:
+        if i == len(self.dimensions):
+            yield chosen
+            return
+        dimension = self.dimensions[i]
+        if not dimension.active(values):
+            yield from self._completions(chosen, values, i + 1)
+            return
+        for at in range(dimension.amount or 0):
+            value = {dimension.key: dimension.value(at)}
+            yield from self._completions(chosen | value, values | value, i + 1)
 
     def suggest(self, trial: "optuna.Trial") -> Parameters:
         """Parameters of a new trial."""
@@ -126,6 +175,14 @@ class Space:
         for dimension in self.dimensions:
             if dimension.active(values):
                 chosen[dimension.key] = values[dimension.key] = dimension.suggest(trial)
+        return chosen
+
+    def active(self, parameters: Parameters) -> Parameters:
+        """Those of the parameters whose dimensions exist with them."""
+        values, chosen = dict(self.values), {}
+        for dimension in self.dimensions:
+            if dimension.key in parameters and dimension.active(values):
+                chosen[dimension.key] = values[dimension.key] = parameters[dimension.key]
         return chosen
 
     def assemble(self, parameters: Parameters, seed: int | None = None) -> Training:
@@ -176,14 +233,14 @@ class Space:
     def corners(self) -> Iterator[Parameters]:
         """Combinations by which the space is checked, at most a thousand or so."""
         for values in _combinations([dimension.checked() for dimension in self.dimensions], _CORNERS):
-            yield _active(self, dict(zip((dimension.key for dimension in self.dimensions), values, strict=True)))
+            yield self.active(dict(zip((dimension.key for dimension in self.dimensions), values, strict=True)))
 
     def corners_that_change(self, *sections: str) -> list[Parameters]:
         """Combinations of the ends of the dimensions in these sections, at most 64."""
         kept = [d for d in self.dimensions if d.key.split(".")[0] in sections]
         found: list[Parameters] = []
         for values in _combinations([dimension.ends() for dimension in kept], _SHAPES):
-            corner = _active(self, dict(zip((dimension.key for dimension in kept), values, strict=True)))
+            corner = self.active(dict(zip((dimension.key for dimension in kept), values, strict=True)))
             if corner not in found:
                 found.append(corner)
         return found
@@ -208,14 +265,6 @@ def _combinations(values: list[list[Any]], most: int) -> Iterator[tuple[Any, ...
     draw = random.Random(0)  # noqa: S311 - a spread, the same one every time
     for _ in range(most - 2):
         yield tuple(draw.choice(each) for each in values)
-
-
-def _active(space: Space, corner: Parameters) -> Parameters:
-    values, chosen = dict(space.values), {}
-    for dimension in space.dimensions:
-        if dimension.key in corner and dimension.active(values):
-            chosen[dimension.key] = values[dimension.key] = corner[dimension.key]
-    return chosen
 
 
 def named_in(problem: str, keys: Mapping[str, Any]) -> list[str]:

@@ -1,15 +1,21 @@
 """The Optuna study of a sweep, as a projection of its history."""
 
+import functools
+import logging
 import statistics
-from collections.abc import Mapping
+import warnings
 from typing import Any
 
 import optuna
 from optuna.trial import TrialState, create_trial
 
 from .history import Event, Record, Trial
-from .searchers import SEARCHERS, proposal_seed
+from .searchers import SEARCHERS, Listing, Sampling
+from .space import Parameters
 from .sweep import Sweep
+
+optuna.logging.set_verbosity(logging.ERROR)
+warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
 
 
 class Study:
@@ -17,7 +23,8 @@ class Study:
 
     One Optuna trial per configuration (`group`): the searcher sees the mean of its repeats. Told as contract
     6 of the design says: complete → COMPLETE; stopped → PRUNED with intermediate values; diverged and out of
-    memory → PRUNED with a violated constraint, so that the region is avoided; failed → FAIL.
+    memory → PRUNED with a violated constraint, so that the region is avoided; failed → FAIL. Trials of earlier
+    sweeps come before, in the same way, with the user attribute `start_from`.
     """
 
     def __init__(self, sweep: Sweep):
@@ -32,22 +39,36 @@ class Study:
         )
         self._ids: list[int] = []
         """Optuna's ids of the configurations."""
+        self._told = 0
+        """How many trials of earlier sweeps come before."""
+
+    @functools.cached_property
+    def _listed(self) -> list[Parameters]:
+        """The configurations that are known beforehand."""
+        searcher, space = SEARCHERS[self._sweep.settings.searcher], self._sweep.space
+        return searcher.configurations(space) if isinstance(searcher, Listing) else [space.base_parameters()]
 
     def propose(self, group: int) -> dict[str, Any]:
         """Parameters of configuration `group`; the study then has it as running."""
-        if group == 0:  # the base
-            parameters = self._sweep.space.base_parameters()
-            self._add(group, parameters)
-            return parameters
-        seed = proposal_seed(self._sweep.space.base.get("seed", 0), group)
-        self.study.sampler = SEARCHERS[self._sweep.settings.searcher](self._sweep, seed)
+        searcher = SEARCHERS[self._sweep.settings.searcher]
+        if group < len(self._listed):
+            self._add(group, self._listed[group])
+            return self._listed[group]
+        assert isinstance(searcher, Sampling), f"{group} is beyond the configurations that are listed"
+        self.study.sampler = searcher.sampler(self._sweep, group, self._told)
         trial = self.study.ask()
-        assert trial.number == group == len(self._ids), "every configuration is one Optuna trial, in order"
-        self._ids.append(trial._trial_id)
-        return self._sweep.space.suggest(trial)
+        self._is_next(group, trial.number, trial._trial_id)
+        parameters = self._sweep.space.suggest(trial)
+        # What a sampler notes of itself is not in the history: a resumed sweep has to do without it.
+        storage, optuna_id = self.study._storage, trial._trial_id
+        for key in storage.get_trial_system_attrs(optuna_id):
+            storage.set_trial_system_attr(optuna_id, key, "")
+        return parameters
 
     def apply(self, event: Event, record: Record) -> None:
         """Take an event into account, after `record` has."""
+        if event["event"] == "opened" and event.get("told"):
+            self._start_from(event["told"])
         if event["event"] == "edited":
             self._again(record)
         if event["event"] not in ("proposed", "report", "ended"):
@@ -69,42 +90,89 @@ class Study:
     def _again(self, record: Record) -> None:
         """Trials that were over go on, which Optuna's cannot: begin a study anew."""
         self._begin()
+        self._start_from(record.told)
         for group, repeats in record.groups().items():
             self._add(group, repeats[0].parameters)
             for trial in repeats:
                 for examples in trial.reports:
                     self._report(trial, repeats, examples)
 
-    def _add(self, group: int, parameters: Mapping[str, Any]) -> None:
-        space = self._sweep.space
-        self.study.add_trial(
-            create_trial(
-                state=TrialState.RUNNING,
-                params=space.plain(dict(parameters)),
-                distributions=space.distributions(dict(parameters)),
+    def _start_from(self, told: list[dict[str, Any]]) -> None:
+        """Tell the trials of earlier sweeps, as `start_from.py` wrote them into the history."""
+        for earlier in told:
+            state = _STATES[earlier["state"]]
+            self._create(
+                earlier["parameters"],
+                state,
+                value=earlier["value"] if state == TrialState.COMPLETE else None,
+                intermediate_values={int(examples): value for examples, value in earlier["reports"].items()},
+                system_attrs=_constraints({earlier["state"]}),
+                user_attrs={"start_from": earlier["trial"], "reason": earlier["reason"]},
             )
+        self._told += len(told)
+
+    def _add(self, group: int, parameters: Parameters) -> None:
+        number, optuna_id = self._create(parameters, TrialState.RUNNING)
+        self._is_next(group, number, optuna_id)
+
+    def _create(self, parameters: Parameters, state: TrialState, **told: Any) -> tuple[int, int]:
+        """A new trial of the study; returns its number there and its id."""
+        space = self._sweep.space
+        distributions = space.distributions(parameters)
+        self.study.add_trial(
+            create_trial(state=state, params=space.plain(parameters), distributions=distributions, **told)
         )
-        assert len(self._ids) == group, "every configuration is one Optuna trial, in order"
-        self._ids.append(self.study.get_trials(deepcopy=False)[group]._trial_id)
+        made = self.study.get_trials(deepcopy=False)[-1]
+        return made.number, made._trial_id
+
+    def _is_next(self, group: int, number: int, optuna_id: int) -> None:
+        assert number - self._told == group == len(self._ids), "every configuration is one Optuna trial, in order"
+        self._ids.append(optuna_id)
 
     def _report(self, trial: Trial, repeats: list[Trial], examples: int) -> None:
-        metric = self._sweep.settings.objective.metric
-        reports = [other.reports[examples] for other in repeats if examples in other.reports]
-        values = [report.metrics[metric] for report in reports if metric in report.metrics]
-        if values:
-            self.study._storage.set_trial_intermediate_value(self._ids[trial.group], examples, statistics.fmean(values))
+        value = mean_at(repeats, examples, self._sweep.settings.objective.metric)
+        if value is not None:
+            self.study._storage.set_trial_intermediate_value(self._ids[trial.group], examples, value)
 
     def _tell(self, group: int, repeats: list[Trial]) -> None:
         optuna_id, storage = self._ids[group], self.study._storage
-        states = {trial.state for trial in repeats}
-        # Both keys on every trial: Optuna's samplers compare trials by them.
-        for key, state in (("memory", "out_of_memory"), ("health", "diverged")):
-            storage.set_trial_system_attr(optuna_id, f"constraints:{key}", 1.0 if state in states else -1.0)
-        storage.set_trial_user_attr(optuna_id, "reason", max(repeats, key=lambda t: t.state != "complete").reason)
-        values = [trial.value for trial in repeats if trial.value is not None]
-        if states == {"complete"}:
-            storage.set_trial_state_values(optuna_id, TrialState.COMPLETE, [statistics.fmean(values)])
-        elif states & {"stopped", "diverged", "out_of_memory"}:
-            storage.set_trial_state_values(optuna_id, TrialState.PRUNED)
-        else:
-            storage.set_trial_state_values(optuna_id, TrialState.FAIL)
+        state, value, reason = outcome(repeats)
+        for key, violation in _constraints({trial.state for trial in repeats}).items():
+            storage.set_trial_system_attr(optuna_id, key, violation)
+        storage.set_trial_user_attr(optuna_id, "reason", reason)
+        values = [value] if value is not None and state == "complete" else None
+        storage.set_trial_state_values(optuna_id, _STATES[state], values)
+
+
+_STATES = {
+    "complete": TrialState.COMPLETE,
+    "stopped": TrialState.PRUNED,
+    "diverged": TrialState.PRUNED,
+    "out_of_memory": TrialState.PRUNED,
+    "failed": TrialState.FAIL,
+}
+
+
+def _constraints(states: set[str]) -> dict[str, float]:
+    """Both keys, for every trial: Optuna's samplers compare trials by them."""
+    return {
+        f"constraints:{key}": 1.0 if state in states else -1.0
+        for key, state in (("memory", "out_of_memory"), ("health", "diverged"))
+    }
+
+
+def outcome(repeats: list[Trial]) -> tuple[str, float | None, str]:
+    """What became of a configuration whose repeats are all over: its state, the mean of their values, a reason."""
+    states = {trial.state for trial in repeats}
+    worst = ("out_of_memory", "diverged", "stopped", "failed", "complete")
+    state = next(state for state in worst if state in states)
+    values = [trial.value for trial in repeats if trial.value is not None]
+    reason = max(repeats, key=lambda trial: trial.state != "complete").reason
+    return state, statistics.fmean(values) if values else None, reason
+
+
+def mean_at(repeats: list[Trial], examples: int, metric: str) -> float | None:
+    """The mean of a metric over those repeats that were evaluated after so many examples."""
+    reports = [trial.reports[examples] for trial in repeats if examples in trial.reports]
+    values = [report.metrics[metric] for report in reports if metric in report.metrics]
+    return statistics.fmean(values) if values else None

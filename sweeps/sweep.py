@@ -14,6 +14,7 @@ from ..trainables import registry
 from ..trainables.settings import Training
 from . import files
 from .files import Document, WrongInput
+from .searchers import settled
 from .settings import SweepSettings
 from .space import Parameters, Space, flatten
 from .space_file import read_space
@@ -150,6 +151,7 @@ def check(document: Document, name: str) -> Sweep:
             f"write goal: {goals[objective.metric]}",
         )
     space = read_space(document, model)
+    settings = settled(document, settings, space)
     _check_within(document, settings, space)
     sweep = Sweep(name, settings, space, document)
     if settings.search and sweep.grace >= 1 and settings.early_stopping.rule != "none":

@@ -5,18 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from optuna.trial import TrialState
+from optuna.trial import TrialState, create_trial
 
 from rigsweep.sweeps.controller import Controller
-from rigsweep.sweeps.history import VERSION, History, fold, replay
+from rigsweep.sweeps.history import VERSION, History, Record, read, replay
+from rigsweep.sweeps.schema import sweep_schema
 from rigsweep.sweeps.searchers import SEARCHERS, proposal_seed
-from rigsweep.sweeps.settings import SweepSettings
 from rigsweep.sweeps.simulation import rungs_of
 from rigsweep.sweeps.study import Study
 from rigsweep.sweeps.sweep import Sweep
 from rigsweep.trainables.surface_settings import SurfaceTraining
 
-from .simulator import SWEEP, simulate, sweep_of
+from .simulator import SWEEP, Fault, cut, outcome, simulate, sweep_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 TO_THE_END = ("early_stopping.rule=none", "base.evaluation.every=100%")
@@ -41,7 +41,7 @@ def ends_of_all_kinds(training: SurfaceTraining, share: float, attempt: int) -> 
 
 
 def test_every_searcher_that_a_file_may_name_is_there() -> None:
-    allowed = SweepSettings.model_json_schema()["properties"]["searcher"]["enum"]
+    allowed = sweep_schema()["properties"]["searcher"]["enum"]
     assert sorted(allowed) == sorted(SEARCHERS)
 
 
@@ -94,17 +94,86 @@ def test_a_training_that_was_edited_after_its_end_is_told_anew(tmp_path: Path) -
     assert study_of(longer, path).study.get_trials()[0].value == record.trials[0].value
 
 
-@pytest.mark.parametrize("searcher", sorted(SEARCHERS))
-def test_a_proposal_is_a_function_of_the_seed_the_number_and_the_history(tmp_path: Path, searcher: str) -> None:
-    sweep = sweep_of(SWEEP, f"searcher={searcher}", "trials=20", "base.model.noise=0.1")
-    path = tmp_path / "history.jsonl"
-    simulate(sweep, path)
-    proposed = [study_of(sweep, path).propose(20) for _ in range(3)]
-    assert proposed[0] == proposed[1] == proposed[2]
-    other = sweep_of(SWEEP, f"searcher={searcher}", "trials=20", "base.seed=1")
-    assert study_of(other, path).propose(20) != proposed[0]
-    again = simulate(sweep, tmp_path / "again.jsonl")
-    assert [t.parameters for t in again.trials.values()] == [t.parameters for t in fold(path).trials.values()]
+NUMBERS = SWEEP.replace("choices: [64, 96, 128]", "low: 32, high: 256, step: 32")
+CONDITIONAL = (
+    SWEEP + "  schedule.decay: {choices: [cosine, linear]}\n"
+    "  schedule.cooldown: {low: 10%, high: 90%, when: {schedule.decay: linear}}\n"
+).replace("searcher: tpe\ntrials: 16\nearly_stopping: {rule: asha, grace: 10%, reduction: 3}\n", "")
+LISTED = SWEEP.replace("trials: 16\n", "").replace("{low: 1.0e-4, high: 1.0e-1, log: true}", "{choices: [1e-4, 1e-3]}")
+LISTED = LISTED.replace("{low: 0%, high: 10%}", "{low: 0%, high: 10%, step: 2%}")
+NEVER = "early_stopping={grace: 10%}"
+SPACES = {
+    "tpe": (CONDITIONAL, "trials=20"),
+    "random": (CONDITIONAL, "trials=20"),
+    "qmc": (CONDITIONAL, "trials=20"),
+    "gp": (NUMBERS, "trials=6"),
+    "cmaes": (NUMBERS, "trials=24"),
+    "grid": (LISTED,),
+    "ablation": (LISTED, NEVER),
+}
+"""A space that each searcher serves, with as much in it as it can."""
+GP = pytest.param("gp", marks=pytest.mark.slow)  # a second or more for each of its proposals
+EVERY = [GP if name == "gp" else name for name in sorted(SEARCHERS)]
+
+
+def sweep_for(searcher: str, *overrides: str) -> Sweep:
+    text, *given = SPACES[searcher]
+    return sweep_of(text, f"searcher={searcher}", "base.model.noise=0.1", *given, *overrides)
+
+
+def too_fast(training: SurfaceTraining, share: float, attempt: int) -> str | None:
+    return "diverged" if training.optimizer.learning_rate > 3e-3 and share > 0.2 else None
+
+
+def hazards(training: SurfaceTraining, share: float, attempt: int) -> str | None:
+    """Every end that there is, and a machine that fails."""
+    if training.schedule.warmup > 0.095:
+        return "failed"
+    if 0.05 < training.schedule.warmup < 0.06 and attempt == 0:
+        return "lost"
+    return too_wide(training, share, attempt) or too_fast(training, share, attempt)
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("searcher", EVERY)
+def test_a_study_from_the_history_proposes_what_was_proposed(tmp_path: Path, searcher: str, slots: int) -> None:
+    """Whatever runs beside it: the history up to a proposal decides it."""
+    sweep, path = (
+        sweep_for(searcher, "repeats=2" if searcher == "ablation" else "repeats=1"),
+        tmp_path / "history.jsonl",
+    )
+    simulate(sweep, path, slots=slots, fault=hazards)
+    study, record, proposals = Study(sweep), Record(), 0
+    for number, event in enumerate(read(path)):
+        if event["event"] == "proposed" and event["trial"] % sweep.settings.repeats == 0:
+            resumed = study_of(sweep, cut(path, tmp_path / "cut.jsonl", number))
+            assert resumed.propose(event["group"]) == event["parameters"]
+            proposals += 1
+        record.apply(event)
+        study.apply(event, record)
+    assert proposals == sweep.settings.trials == len(record.groups())
+
+
+@pytest.mark.parametrize("searcher", EVERY)
+def test_a_sweep_that_is_cut_and_resumed_decides_as_if_it_had_not_been(tmp_path: Path, searcher: str) -> None:
+    sweep, path = sweep_for(searcher), tmp_path / "whole.jsonl"
+    whole = outcome(simulate(sweep, path, fault=hazards))
+    lines = len(path.read_bytes().splitlines())
+    for events in range(2, lines, max(1, lines // 4)):
+        resumed = simulate(sweep, cut(path, tmp_path / f"{events}.jsonl", events), fault=hazards)
+        assert outcome(resumed) == whole
+
+
+@pytest.mark.parametrize("searcher", ["tpe", "random", "qmc", "gp", "cmaes", "grid"])
+def test_another_seed_makes_other_proposals(searcher: str) -> None:
+    def proposed(seed: int) -> list[Any]:
+        study = Study(sweep_for(searcher, f"base.seed={seed}"))
+        return [study.propose(group) for group in range(5)]
+
+    one, again, other = proposed(0), proposed(0), proposed(1)
+    assert one == again
+    assert one[0] == other[0], "the base"
+    assert all(mine != theirs for mine, theirs in zip(one[1:], other[1:], strict=True))
 
 
 def test_seeds_of_proposals_do_not_repeat() -> None:
@@ -142,17 +211,23 @@ def test_a_trial_that_runs_keeps_tpe_away_from_it(tmp_path: Path) -> None:
     assert study_of(sweep, path).propose(running.number + 1) != beside
 
 
-def test_tpe_learns_where_the_memory_is_not_enough(tmp_path: Path) -> None:
-    text = SWEEP.replace("choices: [64, 96, 128]", "low: 32, high: 256, step: 16")
-    shortages: dict[str, int] = {}
-    for searcher in ("tpe", "random"):
-        for seed in range(3):
-            sweep = sweep_of(text, f"searcher={searcher}", f"base.seed={seed}", "trials=60", *TO_THE_END)
-            record = simulate(sweep, tmp_path / f"{searcher}-{seed}.jsonl", fault=too_wide)
-            found = sum(trial.state == "out_of_memory" for trial in record.trials.values())
-            shortages[searcher] = shortages.get(searcher, 0) + found
-    # 45 to 90 of 180 where half the space does not fit.
-    assert shortages["tpe"] < 0.75 * shortages["random"]
+@pytest.mark.parametrize(
+    ("searcher", "trials", "share"),
+    [("tpe", 60, 0.75), ("cmaes", 60, 0.75), pytest.param("gp", 15, 0.7, marks=pytest.mark.slow)],
+)
+@pytest.mark.parametrize("fault", [too_wide, too_fast])
+def test_what_always_ends_badly_is_proposed_less(
+    tmp_path: Path, searcher: str, trials: int, share: float, fault: Fault
+) -> None:
+    """Half of the space does not fit, or half of the learning rates diverge."""
+    bad: dict[str, int] = {}
+    for name in (searcher, "random"):
+        for seed in range(2):
+            sweep = sweep_of(NUMBERS, f"searcher={name}", f"base.seed={seed}", f"trials={trials}", *TO_THE_END)
+            record = simulate(sweep, tmp_path / f"{name}-{seed}.jsonl", fault=fault)
+            found = sum(trial.state in ("out_of_memory", "diverged") for trial in record.trials.values())
+            bad[name] = bad.get(name, 0) + found
+    assert bad[searcher] < share * bad["random"]
 
 
 def test_tpe_comes_nearer_to_the_best_than_random_does(tmp_path: Path) -> None:
@@ -169,3 +244,149 @@ def test_tpe_comes_nearer_to_the_best_than_random_does(tmp_path: Path) -> None:
             found.append(min(trial.value for trial in record.trials.values() if trial.value is not None) - best)
         distance[searcher] = statistics.median(found)
     assert 0 < distance["tpe"] < 0.5 * distance["random"]
+
+
+def test_a_grid_takes_each_combination_once_and_the_base_first(tmp_path: Path) -> None:
+    sweep = sweep_of(LISTED, "searcher=grid", *TO_THE_END)
+    record = simulate(sweep, tmp_path / "history.jsonl")
+    tried = [tuple(trial.parameters.values()) for trial in record.trials.values()]
+    assert tried[0] == (1e-3, 0.02, 64)
+    assert sorted(tried) == [
+        (rate, warmup, width)
+        for rate in (1e-4, 1e-3)
+        for warmup in (0.0, 0.02, 0.04, 0.06, 0.08, 0.1)
+        for width in (64, 96, 128)
+    ]
+    assert {trial.state for trial in record.trials.values()} == {"complete"}
+
+
+def test_a_grid_that_is_cut_short_leaves_a_spread() -> None:
+    sweep = sweep_of(LISTED, "searcher=grid")
+    study = Study(sweep)
+    first = [study.propose(group) for group in range(12)]
+    for dimension in sweep.space.dimensions:
+        assert len({parameters[dimension.key] for parameters in first}) == dimension.amount
+
+
+def test_a_grid_has_a_conditional_key_only_where_it_exists() -> None:
+    text = CONDITIONAL.replace("{low: 10%, high: 90%, ", "{choices: [20%, 50%, 80%], ")
+    rest = ("search.optimizer.learning_rate={choices: [1e-3]}", "search.schedule.warmup={choices: [2%]}")
+    sweep = sweep_of(text, "searcher=grid", *rest)
+    study = Study(sweep)
+    tried = [study.propose(group) for group in range(sweep.settings.trials)]
+    assert len(tried) == 3 * (1 + 3)
+    assert all(
+        ("schedule.cooldown" in parameters) == (parameters["schedule.decay"] == "linear") for parameters in tried
+    )
+    assert len({str(parameters) for parameters in tried}) == len(tried)
+
+
+def test_an_ablation_changes_one_thing_at_a_time_in_the_order_of_the_file(tmp_path: Path) -> None:
+    text = LISTED.replace("{low: 0%, high: 10%, step: 2%}", "{choices: [2%, 5%]}")
+    sweep = sweep_of(text, "searcher=ablation", NEVER, "repeats=3")
+    assert sweep.rungs([100_000.0]) == ()
+    record = simulate(sweep, tmp_path / "history.jsonl", slots=2)
+    base = {"optimizer.learning_rate": 1e-3, "schedule.warmup": 0.02, "model.width": 64}
+    changes: list[dict[str, Any]] = [
+        {},
+        {"optimizer.learning_rate": 1e-4},
+        {"schedule.warmup": 0.05},
+        {"model.width": 96},
+        {"model.width": 128},
+    ]
+    for group, repeats in record.groups().items():
+        assert [trial.parameters for trial in repeats] == [base | changes[group]] * 3
+        assert [trial.seed for trial in repeats] == [0, 1, 2]
+        assert {trial.state for trial in repeats} == {"complete"}
+    assert len(record.trials) == 15
+
+
+def test_an_ablation_that_takes_a_condition_away_takes_its_key_away() -> None:
+    text = CONDITIONAL.replace("{low: 10%, high: 90%, ", "{choices: [40%, 60%], ")
+    rest = ("search.optimizer.learning_rate={choices: [1e-3]}", "search.schedule.warmup={choices: [2%]}")
+    sweep = sweep_of(
+        text, "searcher=ablation", "base.schedule.decay=linear", "search.model.width={choices: [64]}", *rest
+    )
+    study = Study(sweep)
+    found = [study.propose(group) for group in range(sweep.settings.trials)]
+    assert [(p["schedule.decay"], p.get("schedule.cooldown")) for p in found] == [
+        ("linear", 0.4),
+        ("cosine", None),
+        ("linear", 0.6),
+    ]
+
+
+def test_sobol_points_are_spread_evenly_from_a_power_of_two_on() -> None:
+    study = Study(sweep_of(CONDITIONAL, "searcher=qmc", "trials=65"))
+    found = [study.propose(group) for group in range(65)][1:]
+    for low in (0.0, 0.025, 0.05, 0.075):
+        assert sum(low <= parameters["schedule.warmup"] < low + 0.025 for parameters in found) == 16
+    assert sum(parameters["optimizer.learning_rate"] < 10**-2.5 for parameters in found) == 32, "by the logarithm"
+    assert sum(parameters["schedule.decay"] == "linear" for parameters in found) == 32
+    widths = [sum(parameters["model.width"] == width for parameters in found) for width in (64, 96, 128)]
+    assert max(widths) - min(widths) <= 1
+
+
+@pytest.mark.parametrize("searcher", ["cmaes", GP])
+def test_one_dimension_is_searched_too(tmp_path: Path, searcher: str) -> None:
+    sweep = sweep_of(
+        "trainable: surface\nbase: {budget: {examples: 10k}, batch: {examples: 1k}, evaluation: {every: 100%}}\n"
+        "search: {optimizer.learning_rate: {low: 1e-5, high: 1e-1, log: true}}\nearly_stopping: {rule: none}",
+        f"searcher={searcher}",
+        "trials=16",
+    )
+    record = simulate(sweep, tmp_path / "history.jsonl")
+    late = [trial.parameters["optimizer.learning_rate"] for trial in record.trials.values() if trial.number >= 8]
+    # The best is 3e-3; of random draws two in three would lie further away than a factor of five.
+    assert sum(6e-4 < rate < 1.5e-2 for rate in late) >= 6
+
+
+def test_cma_ranks_complete_before_stopped_before_broken() -> None:
+    from rigsweep.sweeps.cma import merit
+
+    def trial(state: TrialState, value: float | None, reports: dict[int, float], broken: bool = False) -> Any:
+        return create_trial(
+            state=state,
+            value=value,
+            intermediate_values=reports,
+            system_attrs={"constraints:memory": 1.0 if broken else -1.0},
+        )
+
+    best_first = [
+        trial(TrialState.COMPLETE, 1.0, {10: 5.0}),
+        trial(TrialState.COMPLETE, 9.0, {}),
+        trial(TrialState.PRUNED, None, {1: 9.0, 3: 8.0}),
+        trial(TrialState.PRUNED, None, {1: 6.0}),
+        trial(TrialState.PRUNED, None, {1: 7.0}),
+        trial(TrialState.PRUNED, None, {}),
+        trial(TrialState.PRUNED, None, {9: 0.1}, broken=True),
+    ]
+    shuffled = [best_first[i] for i in (3, 6, 0, 5, 2, 4, 1)]
+    assert sorted(shuffled, key=lambda t: merit(t, 1)) == best_first
+    assert merit(best_first[1], -1) < merit(best_first[0], -1), "where more is better"
+
+
+def test_the_gaussian_process_takes_a_stopped_trial_for_what_it_would_have_come_to() -> None:
+    from rigsweep.sweeps.gp import expected_value
+
+    def trial(value: float | None, reports: dict[int, float]) -> Any:
+        state = TrialState.PRUNED if value is None else TrialState.COMPLETE
+        return create_trial(state=state, value=value, intermediate_values=reports)
+
+    complete = [trial(2.0, {10: 4.0, 30: 3.0, 100: 2.0}), trial(2.5, {10: 4.1, 30: 3.2, 100: 2.5})]
+    complete.append(trial(3.0, {10: 9.0, 30: 7.0, 100: 3.0}))
+    assert expected_value(trial(None, {10: 4.5}), complete, 1) == pytest.approx(4.5 - 2.0)
+    assert expected_value(trial(None, {10: 4.5, 20: 4.0}), complete, 1) == pytest.approx(4.0 - 1.5)
+    assert expected_value(trial(None, {10: 3.0}), complete, 1) == 2.0, "never better than the best complete one"
+    assert expected_value(trial(None, {}), complete, 1) is None
+
+
+def test_the_gaussian_process_looks_at_all_that_is_over(tmp_path: Path) -> None:
+    """One proposal of a model, the same from a study made anew, after every kind of end."""
+    path = tmp_path / "history.jsonl"
+    points = sweep_of(NUMBERS, "searcher=qmc", "trials=20")
+    record = simulate(points, path, slots=2, fault=hazards, most_events=40)
+    assert {"complete", "stopped", "diverged", "out_of_memory"} <= {trial.state for trial in record.trials.values()}
+    group, sweep = len(record.trials), sweep_of(NUMBERS, "searcher=gp", "trials=20")
+    living, resumed = study_of(sweep, path), study_of(sweep, path)
+    assert living.propose(group) == resumed.propose(group) != study_of(points, path).propose(group)

@@ -82,7 +82,7 @@ def test_trial_0_is_the_base() -> None:
     assert sweep.training(first) == sweep.training({})
 
 
-@pytest.mark.parametrize("searcher", ["random", "tpe"])
+@pytest.mark.parametrize("searcher", ["random", "tpe", "qmc"])
 def test_every_proposal_lies_in_the_space_and_can_be_trained(searcher: str, tmp_path: Path) -> None:
     sweep = sweep_of(RICH, f"searcher={searcher}", "trials=60")
     study = Study(sweep)

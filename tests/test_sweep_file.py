@@ -8,6 +8,7 @@ import yaml
 
 from rigsweep.sweeps import files
 from rigsweep.sweeps.files import WrongInput
+from rigsweep.sweeps.searchers import SEARCHERS
 from rigsweep.sweeps.sweep import Sweep, changed, check, find, load
 from rigsweep.trainables import registry
 
@@ -122,7 +123,7 @@ gpt -> gtp
 warmup: 2% -> decay: cosin
     6: base.schedule.decay: allowed: cosine, constant, linear, found cosin; did you mean
 search: -> searcher: tpee\nsearch:
-    9: searcher: allowed: tpe, random, found tpee; did you mean tpe?
+    9: searcher: allowed: tpe, random, grid, gp, cmaes, qmc, ablation, found tpee; did you mean tpe?
 search: -> early_stopping: {rule: ahsa}\nsearch:
     9: early_stopping.rule: allowed: forecast, asha, median, none, found ahsa; did you mean asha?
 search: -> early_stopping: none\nsearch:
@@ -261,6 +262,68 @@ def test_a_mistake_in_a_search_gets_its_place_what_was_found_and_what_is_allowed
     assert refusal_of(instead(SEARCHED, f"  {search}")).startswith(f"made.yaml:10: search.{message}")
 
 
+REFUSED = r"""
+grid {low: 1e-4, high: 1e-2, log: true}
+    10: search.optimizer.learning_rate: this range has no grid; give choices
+grid {low: 1e-4, high: 1e-2}
+    10: search.optimizer.learning_rate: this range has no grid; give step or choices
+grid {low: 1e-4, high: 1e-2, step: 1e-8}
+    9: search: has more than 100,000 combinations; give fewer values
+ablation {low: 1e-4, high: 1e-2}
+    10: search.optimizer.learning_rate: this range has no grid; give step or choices
+ablation {choices: [1e-3]}
+    9: search: lists nothing but the base's own values; give others
+ablation {choices: [1e-3, 1e-2]}\n  seed: {choices: [5], when: {model.layers: 2}}\n  model.layers: {choices: [2, 4]}
+    11: search.seed.when: cannot be changed alone: it exists only where model.layers is 2, which the base is not
+ablation {choices: [1e-3, 1e-2]}\nearly_stopping: {rule: asha}
+    11: early_stopping.rule: an ablation runs every trial to its end, found asha; leave the rule out
+ablation {choices: [1e-3, 1e-2]}\ntrials: 16
+    11: trials: this ablation has 2 configurations, found 16; leave trials out
+grid {choices: [1e-3, 1e-2]}\ntrials: 1k
+    11: trials: this grid has 2 configurations, found 1k; leave trials out
+cmaes {choices: [1e-3, 1e-2]}
+    10: search.optimizer.learning_rate.choices: cmaes searches numbers only; give low and high, or use searcher: tpe
+cmaes {low: 1e-4, high: 1e-2}\n  model.layers: {low: 1, high: 4}\n  seed: {low: 0, high: 9, when: {model.layers: 4}}
+    12: search.seed.when: cmaes searches no conditional keys; use searcher: tpe
+gp {low: 1e-4, high: 1e-2}\n  model.layers: {low: 1, high: 4}\n  seed: {low: 0, high: 9, when: {model.layers: 4}}
+    12: search.seed.when: gp searches no conditional keys; use searcher: tpe
+random {low: 1e-4, high: 1e-2}\nstart_from: other
+    11: start_from: random learns nothing from other trials; leave it out, or use tpe, gp, cmaes
+grid {choices: [1e-3]}\nstart_from: [other]
+    11: start_from: grid learns nothing from other trials; leave it out, or use tpe, gp, cmaes
+tpe {low: 1e-4, high: 1e-2}\nstart_from: 5
+    11: start_from: allowed: a list, found 5
+tpe {low: 1e-4, high: 1e-2}\nstart_from: [a, 5]
+    11: start_from.1: allowed: text (in quotes), found 5
+"""
+"""A searcher and what it is to search; beneath it, how the answer begins."""
+
+
+@pytest.mark.parametrize(("told", "message"), pairs(REFUSED))
+def test_a_searcher_refuses_what_it_cannot_serve(told: str, message: str) -> None:
+    searcher, _, search = told.replace("\\n", "\n").partition(" ")
+    text = instead(SEARCHED, f"  optimizer.learning_rate: {search}") + f"searcher: {searcher}\n"
+    assert refusal_of(text).startswith(f"made.yaml:{message}")
+
+
+def test_a_condition_on_what_is_not_searched_is_none() -> None:
+    text = instead(SEARCHED, f"{SEARCHED}\n  schedule.final: {{low: 0, high: 1, when: {{schedule.decay: cosine}}}}")
+    assert sweep_of(text, "searcher=gp").space.conditional() == []
+
+
+def test_a_searcher_that_lists_its_configurations_counts_the_trials() -> None:
+    text = instead(SEARCHED, "  optimizer.learning_rate: {choices: [1e-4, 1e-3]}\n  model.layers: {low: 1, high: 5}")
+    grid, ablation = sweep_of(text, "searcher=grid"), sweep_of(text, "searcher=ablation", "repeats=3")
+    assert (grid.settings.trials, grid.settings.early_stopping.rule) == (10, "asha")
+    assert (ablation.settings.trials, ablation.settings.early_stopping.rule) == (6, "none")
+    assert sweep_of(text, "searcher=grid", "trials=10").settings == grid.settings
+
+
+def test_a_file_without_search_may_name_any_searcher() -> None:
+    for searcher in SEARCHERS:
+        assert sweep_of(instead(f"search:\n{SEARCHED}\n", ""), f"searcher={searcher}").settings.trials == 16
+
+
 def test_widths_and_head_widths_that_do_not_fit_are_refused_when_both_are_searched() -> None:
     search = "  model.width: {low: 64, high: 128, step: 32}\n  model.head_width: {choices: [32, 64]}"
     assert refusal_of(instead(SEARCHED, search)) == (
@@ -341,7 +404,21 @@ early_stopping: {within: model.layers, grace: 7%}
 """
 
 
-@pytest.mark.parametrize("text", [GOOD, TRICKY, (find("quickstart")).read_text(encoding="utf-8")])
+LISTS = instead(SEARCHED, "  optimizer.learning_rate: {choices: [1e-4, 1e-3]}\n  schedule.warmup: {choices: [2%, 5%]}")
+WARM = f"{GOOD}searcher: gp\nstart_from: ['400k', runs/搜索]\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GOOD,
+        TRICKY,
+        (find("quickstart")).read_text(encoding="utf-8"),
+        f"{LISTS}searcher: grid\n",
+        f"{LISTS}searcher: ablation\nrepeats: 2\n",
+        WARM,
+    ],
+)
 def test_what_is_resolved_reads_back_to_the_same_sweep(text: str) -> None:
     sweep = sweep_of(text)
     again = check(files.parse(sweep.resolved(), "resolved.yaml"), "made")

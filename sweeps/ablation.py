@@ -52,7 +52,7 @@ class Change:
     speed: float | None = None
     """Ratio of examples a second."""
     memory: float | None = None
-    """Ratio of peak memory: of tensors on a GPU, of the whole process on a CPU."""
+    """Ratio of training's peak memory: of tensors on a GPU, of the whole process, PyTorch included, on a CPU."""
     card_time: float | None = None
     """Ratio of card-seconds over the whole trial, compiling and evaluating included."""
 
@@ -208,7 +208,9 @@ def _speed(trial: Trial) -> float | None:
 
 
 def _memory(trial: Trial) -> float | None:
-    return max(_metric(trial, "memory/peak_bytes"), default=None)
+    # The peak before the first evaluation, which needs memory of its own that no switch changes.
+    first = trial.reports[min(trial.reports)] if trial.reports else None
+    return first.metrics.get("memory/peak_bytes") if first else None
 
 
 def _metric(trial: Trial, name: str) -> list[float]:

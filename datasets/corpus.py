@@ -13,7 +13,7 @@ from typing import Literal
 import huggingface_hub as hub
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-from .errors import DataError
+from .errors import DataError, NoCorpus
 
 Kind = Literal["text", "code", "stdlib", "jsonl", "parquet"]
 
@@ -82,11 +82,11 @@ def _resolve_one(name: str) -> list[Source]:
         matches = glob.glob(str(path), recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
         found = [Path(match) for match in sorted(matches)]
     else:
-        raise DataError(f"corpus {name}: no such file or folder{_nearest(path)}")
+        raise NoCorpus(f"corpus {name}: no such file or folder{_nearest(path)}")
     # In a folder or glob other files may lie beside the text; only one that was named must be readable.
     sources = [source for path in found if path.is_file() and (source := _source(path))]
     if not sources:
-        raise DataError(f"corpus {name}: no file to read; give a folder or glob with {READABLE}")
+        raise NoCorpus(f"corpus {name}: no file to read; give a folder or glob with {READABLE}")
     return sources
 
 
@@ -150,13 +150,13 @@ def _from_hub(name: str) -> list[Source]:
         )
     except LocalEntryNotFoundError as error:
         why = "offline mode is on" if hub.constants.HF_HUB_OFFLINE else "the Hub cannot be reached"
-        raise DataError(f"corpus {name}: {why} and it is not in the Hub's cache; {instead}") from error
+        raise NoCorpus(f"corpus {name}: {why} and it is not in the Hub's cache; {instead}") from error
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise DataError(f"corpus {name}: {first_line(error)}; {instead}") from error
+        raise NoCorpus(f"corpus {name}: {first_line(error)}; {instead}") from error
     matches = sorted(Path(folder).glob(pattern))
     sources = [source for match in matches if (source := _source(match, f"{name}: {match.name}"))]
     if not sources:
-        raise DataError(f"corpus {name}: no file to read matches; give a glob with {READABLE}")
+        raise NoCorpus(f"corpus {name}: no file to read matches; give a glob with {READABLE}")
     return sources
 
 

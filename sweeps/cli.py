@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ..cluster.errors import MachineError
-from ..datasets.errors import DataError
+from ..datasets.errors import DataError, NoCorpus
 from . import folders
 from .files import WrongInput
 from .sweep import Sweep, load
@@ -281,6 +281,8 @@ def main() -> None:
     """The entry point: what a person can mend is one line and exit code 2, anything else one line and 1."""
     try:
         code = app(standalone_mode=False)
+    except NoCorpus as error:
+        code = _say(f"{error} (another corpus: --set base.data.corpus=PATH)", 2)
     except (WrongInput, DataError) as error:
         code = _say(str(error), 2)
     except _UsageError as error:

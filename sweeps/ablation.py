@@ -92,7 +92,7 @@ def compare(sweep: Sweep, record: Record) -> list[Change]:
         return []
     base = groups.pop(0)
     changes = [_compare(sweep, base, members) for _, members in sorted(groups.items())]
-    return _judged(changes, max(sweep.settings.trials - 1, len(changes)), sweep)
+    return _judged(changes, sweep.settings.trials - 1, sweep)
 
 
 def as_dict(change: Change) -> dict[str, Any]:

@@ -6,12 +6,13 @@ says how it looks. A projection: it can be deleted and written anew at any time.
 
 import datetime
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..trainables import registry
 from . import charts
+from .ablation import compare, is_ablation
 from .charts import GROUPS, Curve, Mark
 from .findings import configurations, edges, gain, importances, spells, troubles
 from .history import Record, Trial
@@ -35,9 +36,8 @@ def tell(
     record: Record,
     folder: Path,
     summary: Mapping[str, Any],
-    changes: Sequence[Any] = (),
 ) -> Told:
-    """All that the page says. `summary` is `summarise`'s; `changes` are the rows of an ablation."""
+    """All that the page says. `summary` is `summarise`'s."""
     trials = list(record.trials.values())
     found, best = configurations(sweep, record), best_of(sweep, trials)
     weights = importances(sweep, found) if sweep.settings.search else ""
@@ -76,7 +76,7 @@ def tell(
         "best_within": [
             {"value": value, "trial": record.trials[number]} for value, number in summary["best_within"].items()
         ],
-        "changes": list(changes),
+        "changes": compare(sweep, record) if is_ablation(sweep) else [],
         "samples": _samples(folder, [t for t in (best, record.trials.get(0)) if t]),
         "configurations": found[:_ROWS] if sweep.settings.repeats > 1 else [],
         "trials": ranked(sweep, trials)[:_ROWS],

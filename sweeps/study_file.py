@@ -3,6 +3,7 @@
 A projection of the history, written when the sweep's process ends; nothing that decides reads it.
 """
 
+import datetime
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,23 +16,25 @@ from optuna.storages._rdb import models
 from optuna.trial import FrozenTrial
 
 from .folders import read_sweep
-from .history import replay
+from .history import Record, replay
 from .study import Study
 from .sweep import Sweep
 
 
 def update_study(sweep: Sweep, folder: Path) -> None:
     """Write the study anew from the history, and put it in place at once."""
-    study = Study(sweep)
+    study, record = Study(sweep), Record()
     for event, record in replay(folder / "history.jsonl"):
         study.apply(event, record)
+    trials = study.study.get_trials(deepcopy=False)
+    _date(trials, record)
     temporary = folder / ".study.db"
     for leftover in folder.glob(".study.db*"):
         leftover.unlink()
     storage = RDBStorage(f"sqlite:///{temporary}")
     copy = optuna.create_study(storage=storage, study_name=sweep.name, direction=sweep.settings.objective.goal)
     copy.set_user_attr("question", sweep.settings.question)
-    _insert(storage, copy._study_id, study.study.get_trials(deepcopy=False))
+    _insert(storage, copy._study_id, trials)
     storage.remove_session()
     storage.engine.dispose()
     temporary.replace(folder / "study.db")
@@ -40,6 +43,20 @@ def update_study(sweep: Sweep, folder: Path) -> None:
 def rebuild_study(folder: Path) -> None:
     """The study of a folder, from its history alone."""
     update_study(read_sweep(folder), folder)
+
+
+def _date(trials: list[FrozenTrial], record: Record) -> None:
+    """Give the trials the times of the history, not those of its being read."""
+    for group, repeats in record.groups().items():
+        trial = trials[len(record.told) + group]
+        trial.datetime_start = _local(min(repeat.started or repeat.proposed for repeat in repeats))
+        if trial.state.is_finished():
+            trial.datetime_complete = _local(max(repeat.ended or 0.0 for repeat in repeats))
+
+
+def _local(time: float) -> datetime.datetime:
+    """Optuna's times: local, without a zone."""
+    return datetime.datetime.fromtimestamp(time)
 
 
 def _insert(storage: RDBStorage, study_id: int, trials: list[FrozenTrial]) -> None:

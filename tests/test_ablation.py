@@ -1,5 +1,6 @@
 """What an ablation says of records whose differences are known."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from rigsweep.sweeps.summary import summarise
 from rigsweep.sweeps.sweep import Sweep
 from rigsweep.sweeps.tables import summary_panel
 
-from .simulator import sweep_of
+from .simulator import simulate, sweep_of
 
 ABLATION = """
 trainable: surface
@@ -26,7 +27,6 @@ search:
   optimizer.fused: {choices: [true, false]}
   model.width: {choices: [64, 96, 128]}
 searcher: ablation
-trials: 5
 repeats: 3
 """
 BASE = {"optimizer.learning_rate": 1e-3, "optimizer.fused": True, "model.width": 64}
@@ -86,7 +86,7 @@ def test_each_change_is_told_from_its_parameters_and_compared_by_seed() -> None:
 
 def test_seeds_are_paired_so_that_what_they_share_does_not_count() -> None:
     # Seeds differ by far more than the change does.
-    found = compare(ablation(trials=2), record_of([[1.0, 5.0, 9.0], [0.99, 4.99, 8.991]], 3))
+    found = compare(ablation(), record_of([[1.0, 5.0, 9.0], [0.99, 4.99, 8.991]], 3))
     assert (found[0].verdict, found[0].difference_text) == ("better", "-0.0097 ± 0.0014")
 
 
@@ -170,8 +170,10 @@ def test_holm_is_that_of_its_paper() -> None:
 
 def test_what_stands_out_alone_but_not_among_many_is_unclear() -> None:
     rows = [[3.0, 3.2, 3.4], [2.9, 3.13, 3.29]]
-    alone = compare(ablation(trials=2), record_of(rows, 3))[0]
-    among = compare(ablation(trials=9), record_of(rows, 3))[0]
+    only = ABLATION[: ABLATION.index("  optimizer.fused: {")] + "searcher: ablation\nrepeats: 3"
+    alone = compare(sweep_of(only), record_of(rows, 3))[0]
+    more = "[64, 96, 128, 160, 192, 224, 256]"
+    among = compare(sweep_of(ABLATION.replace("[64, 96, 128]", more)), record_of(rows, 3))[0]
     assert alone.interval == among.interval and alone.p_value is not None
     assert among.p_value == pytest.approx(8 * alone.p_value)
     assert (alone.verdict, among.verdict) == ("better", "unclear")
@@ -214,6 +216,21 @@ def test_differences_read_well() -> None:
     assert told(1234.0, 321.0) == "+1234 ± 321"
     assert told(1.5e-8, 2.5e-8) == "+1.5e-08 ± 2e-08"
     assert told(0.25, None) == "+0.25"
+
+
+def test_the_searchers_own_trials_are_understood(tmp_path: Path) -> None:
+    sweep = sweep_of(ABLATION, "base.model.noise=0.1")
+    found = compare(sweep, simulate(sweep, tmp_path / "history.jsonl", slots=2))
+    assert [change.what for change in found] == [
+        "optimizer.learning_rate: 0.001 → 0.002",
+        "optimizer.fused: true → false",
+        "model.width: 64 → 96",
+        "model.width: 64 → 128",
+    ]
+    # The noise is the seed's, so in pairs it is gone.
+    assert [(change.verdict, change.seeds) for change in found] == [("better", 3), ("tie", 3), *[("better", 3)] * 2]
+    cut_short = simulate(sweep, tmp_path / "short.jsonl", slots=2, most_events=30)
+    assert {change.seeds for change in compare(sweep, cut_short)} != {3}
 
 
 def test_the_summary_has_it_only_where_it_is_one() -> None:

@@ -21,6 +21,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalW
 
 NAMES = ["语料/中文小说/红楼梦-第一百二十回-校勘本.parquet", 'a "quoted" <b>name</b> & $x^2$ /with/slashes', "#000001"]
 WITHIN = "early_stopping.within=model.width"
+ABLATION = f"""{SWEEP[: SWEEP.index("search:")]}
+search:
+  model.width: {{choices: [64, 96, 128]}}
+searcher: ablation
+"""
 
 
 def made(runs: Path, name: str, *overrides: str, text: str = SWEEP, fault: Fault = no_fault) -> Path:
@@ -37,9 +42,9 @@ def made(runs: Path, name: str, *overrides: str, text: str = SWEEP, fault: Fault
     return folder
 
 
-def told_of(folder: Path, *, running: bool = False, changes: Any = ()) -> dict[str, Any]:
+def told_of(folder: Path, *, running: bool = False) -> dict[str, Any]:
     sweep, record = folders.read_sweep(folder), folders.record_of(folder)
-    return tell(sweep, record, folder, views.told_of(sweep, folder, record, running=running), changes)
+    return tell(sweep, record, folder, views.told_of(sweep, folder, record, running=running))
 
 
 def page_of(folder: Path) -> str:
@@ -259,10 +264,13 @@ def test_two_thousand_trials_are_a_small_page(tmp_path: Path) -> None:
 
 
 def test_an_ablations_rows_are_a_table(tmp_path: Path) -> None:
-    row = {"change": "model.width 96", "value": 2.0, "difference": -0.1, "low": -0.3, "high": 0.1, "verdict": "tie"}
-    told = told_of(made(tmp_path, "ablation", "trials=1"), changes=[row | {"seconds": 75.0}])
+    told = told_of(made(tmp_path, "ablation", "repeats=3", text=ABLATION))
     page = re.sub(r"<[^>]*>", " ", report.render(told))
-    assert re.search(r"model.width 96\s+2.000\s+-0.1\s+-0.3 to \+0.1\s+tie\s+1 min 15 s", page)
+    assert [change.what for change in told["changes"]] == ["model.width: 64 → 96", "model.width: 64 → 128"]
+    for change in told["changes"]:
+        assert change.difference_text.startswith("-0."), "wider is better on this surface"
+        assert re.search(rf"{change.what}\s+{change.value:.4g}\d*\s+{change.difference_text}\s+{change.verdict}", page)
+    assert "over 3 seeds" in page
 
 
 @pytest.mark.parametrize("events", [0, 1, 2, 5])

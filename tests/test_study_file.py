@@ -48,6 +48,10 @@ def test_it_has_every_trial_with_its_state(tmp_path: Path) -> None:
         assert told[number].user_attrs["reason"] == trial.reason
         assert told[number].constraints["memory"] == (1.0 if trial.state == "out_of_memory" else -1.0)
         assert len(told[number].intermediate_values) == len(trial.reports)
+        assert [t and t.timestamp() for t in (told[number].datetime_start, told[number].datetime_complete)] == [
+            trial.started,
+            trial.ended,
+        ]
 
 
 def test_it_holds_all_that_optuna_itself_would_have_written(tmp_path: Path) -> None:

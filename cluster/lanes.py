@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import ray
+from ray.util.placement_group import PlacementGroup, get_current_placement_group, remove_placement_group
 
 from .cards import Card
 from .local_ray import NAMESPACE
@@ -75,7 +76,8 @@ def _serve(config: dict[str, Any]) -> None:
     module, _, name = config["work"].partition(":")
     work = getattr(importlib.import_module(module), name)
     place = {"node": socket.gethostname(), "process": os.getpid(), "cards": config["cards"]}
-    while (taken := ray.get(host.take.remote(place))) is not None:
+    group = get_current_placement_group()
+    while (taken := ray.get(host.take.remote(place, group))) is not None:
         number, job = taken
         with Channel(host, number) as channel:
             final = work(job, channel)
@@ -198,12 +200,12 @@ class LaneHost:
 
     # The worker's side.
 
-    async def take(self, place: Message) -> tuple[int, Message] | None:
+    async def take(self, place: Message, group: PlacementGroup | None) -> tuple[int, Message] | None:
         """The next trial, as soon as there is one; None ends the worker."""
         self._place = place
         if self._running is not None:
             self._running.done = True
-        self._pool.idle.remote(self._name)
+        self._pool.idle.remote(self._name, group)
         return await self._jobs.get()
 
     async def send(self, number: int, message: Message) -> None:
@@ -229,6 +231,8 @@ class LaneHost:
 class _Lane:
     host: Any
     cards: list[Card]
+    group: PlacementGroup | None = None
+    """What holds its cards for it in Ray; known once its worker is up."""
     idle: bool = False
     trial: int | None = None
 
@@ -274,6 +278,9 @@ class LanePool:
         with contextlib.suppress(Exception):
             ray.kill(host)
         lane = self._lanes.pop(name)
+        if lane.group is not None:
+            # Ray Train's cleaner would do it too, if the dashboard answered it in time: on a busy machine never.
+            remove_placement_group(lane.group)
         self._free_cards.append(lane.cards)
         if self._closing:
             return
@@ -296,11 +303,11 @@ class LanePool:
         self._match()
         return await waiter
 
-    async def idle(self, name: str) -> None:
+    async def idle(self, name: str, group: PlacementGroup | None) -> None:
         """A lane's worker waits for its next trial."""
         if name in self._lanes:
             lane = self._lanes[name]
-            lane.idle, lane.trial = True, None
+            lane.idle, lane.trial, lane.group = True, None, group
             self._match()
 
     def _match(self) -> None:

@@ -1,5 +1,6 @@
 """Start and stop the Ray of one sweep on this machine."""
 
+import fcntl
 import logging
 import os
 import secrets
@@ -17,6 +18,7 @@ from .cards import Card
 from .errors import MachineError
 
 NAMESPACE = "rigsweep"
+_PREFIX, _LOCK = "rigsweep-", "lock"
 _PARTS = ("gcs_server", "raylet", "dashboard")
 
 # A user's own value wins.
@@ -74,7 +76,7 @@ def local_ray(cards: list[Card], log: Path) -> Iterator[LocalRay]:
     not come up.
 
     Ray's own logs go to a temporary folder that is removed, except after an error, when they are kept in
-    `log`. The processes die with this one, also when it is killed.
+    `log`. The processes die with this one; what a killed one leaves nevertheless, the next clears up.
     """
     set_environment()
     if cards[0].kind == "cuda":
@@ -84,24 +86,56 @@ def local_ray(cards: list[Card], log: Path) -> Iterator[LocalRay]:
     if ray.is_initialized():  # somebody else's, who stops it too
         yield LocalRay(ours=False, parts={})
         return
-    # Short, since Unix sockets live in it (107 characters at most).
-    temporary = Path(tempfile.mkdtemp(prefix="rigsweep-", dir="/tmp" if Path("/tmp").is_dir() else None))  # noqa: S108
+    _clear_up(_place())
+    temporary = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_place()))
     found = LocalRay(ours=True, parts={})
-    try:
-        _start(cards, temporary)
-        found = LocalRay(ours=True, parts=_parts(temporary))
-        yield found
-    except BaseException as error:
-        logs = temporary / "session_latest" / "logs"
-        if logs.exists() and not disk.full(error, log):
-            shutil.copytree(logs, log / "ray", dirs_exist_ok=True)
-        raise
-    finally:
-        if found.broken() or not found.parts:
-            # What is left of it would wait for what has died, and `shutdown` for both.
-            end_processes(temporary)
-        ray.shutdown()
-        shutil.rmtree(temporary, ignore_errors=True)
+    with _held(temporary):
+        try:
+            _start(cards, temporary)
+            found = LocalRay(ours=True, parts=_parts(temporary))
+            yield found
+        except BaseException as error:
+            logs = temporary / "session_latest" / "logs"
+            if logs.exists() and not disk.full(error, log):
+                shutil.copytree(logs, log / "ray", dirs_exist_ok=True)
+            raise
+        finally:
+            if found.broken() or not found.parts:
+                # What is left of it would wait for what has died, and `shutdown` for both.
+                end_processes(temporary)
+            ray.shutdown()
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _place() -> Path:
+    # Short, since Unix sockets live in it (107 characters at most).
+    return Path("/tmp") if Path("/tmp").is_dir() else Path(tempfile.gettempdir())  # noqa: S108
+
+
+@contextmanager
+def _held(temporary: Path) -> Iterator[None]:
+    """Hold a lock in the folder, which the kernel releases with this process, however it ends."""
+    with (temporary / "new").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (temporary / "new").rename(temporary / _LOCK)  # whoever finds it, finds it held
+        yield
+
+
+def _clear_up(place: Path) -> None:
+    """End what is left of the Rays of processes that were killed, and remove their folders.
+
+    A lane of such a one might otherwise still write where a resumed sweep does.
+    """
+    for lock in place.glob(f"{_PREFIX}*/{_LOCK}"):
+        try:
+            if lock.stat().st_uid != os.getuid():
+                continue
+            with lock.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                end_processes(lock.parent)
+                shutil.rmtree(lock.parent, ignore_errors=True)
+        except (BlockingIOError, FileNotFoundError):  # its process is alive, or another clears up
+            continue
 
 
 def _start(cards: list[Card], temporary: Path) -> None:

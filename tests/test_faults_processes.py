@@ -57,8 +57,8 @@ class Killing(Quiet):
 def test_whatever_dies_or_hangs_a_trial_goes_on_once_and_the_sweep_to_its_end(tmp_path: Path, cache: Path) -> None:
     show = Killing({0: "ray::TrackerActor", 1: "ray::TrialClient", 2: "ray::LaneHost"})
     outcome = run_text(LIVES, tmp_path, cache, cards=1, show=show)
+    assert outcome.state == "complete", outcome.reason
     assert show.killed == ["ray::TrackerActor", "ray::TrialClient", "ray::LaneHost"]
-    assert outcome.state == "complete"
     lost = {"hang": "no progress", "die_always": "its worker process died"}
     faults = {trial["number"]: trial["parameters"]["model.fault"] for trial in outcome.summary["trials"]}
     assert set(faults.values()) == {None, *lost}, "the seed draws every fault"

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -125,11 +126,15 @@ def test_a_killed_driver_leaves_nothing_running_and_its_sweep_is_resumed(
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_two_sweeps_on_one_machine_take_turns_on_its_cards(tmp_path: Path) -> None:
-    text = SWEEP.replace("trials: 6", "trials: 2")
+    text = SWEEP.replace("trials: 6", "trials: 2").replace("seconds_per_step: 0.02", "seconds_per_step: 0.1")
     (tmp_path / "one.yaml").write_text(text)
     (tmp_path / "two.yaml").write_text(text)
     first = begin("sweep", "one.yaml", "--cards", "1", cwd=tmp_path)
     wait_for(first, "trial 0: started")
+    refused = rigsweep("sweep", "one.yaml", "--cards", "1", "--resume", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "this sweep is running in another process; wait for it, or stop it" in refused.stderr
+    assert len(refused.stderr.strip().splitlines()) == 1
     second = begin("sweep", "two.yaml", "--cards", "1", cwd=tmp_path)
     said, error = second.communicate(timeout=240)
     first.communicate(timeout=60)
@@ -138,6 +143,9 @@ def test_two_sweeps_on_one_machine_take_turns_on_its_cards(tmp_path: Path) -> No
     ended = max(trial.ended or 0 for trial in folders.record_of(tmp_path / "runs" / "one").trials.values())
     began = min(trial.started or 0 for trial in folders.record_of(tmp_path / "runs" / "two").trials.values())
     assert ended <= began
+    with sqlite3.connect(tmp_path / "runs" / "mlflow.db") as database:
+        named = "select e.name, count(*) from runs r join experiments e using (experiment_id) group by e.name"
+        assert dict(database.execute(named)) == {"one": 3, "two": 3}, "one store has both"
 
 
 def test_plan_prints_every_derived_number(tmp_path: Path) -> None:

@@ -95,22 +95,30 @@ ABLATION = "ablation.json"
 
 def ablation_table(changes: list[Change], metric: str) -> str:
     """An ablation as MLflow's `log_table` writes one (which would append to what is there)."""
-    columns = ["change", metric, "difference", "low", "high", "seeds", "verdict", "speed", "memory", "card time"]
+    # MLflow's columns have room for some fifteen letters, and what comes first is seen without scrolling.
+    names = _short_names(change.key for change in changes)
     rows = [
-        [
-            change.what,
-            change.value,
-            change.difference,
-            *(change.interval or (None, None)),
-            change.seeds,
-            change.outcome,
-            change.speed,
-            change.memory,
-            change.card_time,
-        ]
+        {
+            "setting": names[change.key],
+            "change": f"{text(change.before)} → {text(change.after)}",
+            "verdict": change.outcome,
+            "difference": _rounded(change.difference),
+            "speed": _rounded(change.speed),
+            "memory": _rounded(change.memory),
+            "card time": _rounded(change.card_time),
+            metric: _rounded(change.value),
+            "low": _rounded(change.interval[0] if change.interval else None),
+            "high": _rounded(change.interval[1] if change.interval else None),
+            "seeds": change.seeds,
+        }
         for change in changes
     ]
-    return json.dumps({"columns": columns, "data": rows}, ensure_ascii=False)
+    columns = list(rows[0]) if rows else []
+    return json.dumps({"columns": columns, "data": [list(row.values()) for row in rows]}, ensure_ascii=False)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")
 
 
 def ablation_tags(change: Change | None) -> dict[str, str]:

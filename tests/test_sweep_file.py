@@ -314,7 +314,7 @@ def test_a_condition_on_what_is_not_searched_is_none() -> None:
 def test_a_searcher_that_lists_its_configurations_counts_the_trials() -> None:
     text = instead(SEARCHED, "  optimizer.learning_rate: {choices: [1e-4, 1e-3]}\n  model.layers: {low: 1, high: 5}")
     grid, ablation = sweep_of(text, "searcher=grid"), sweep_of(text, "searcher=ablation", "repeats=3")
-    assert (grid.settings.trials, grid.settings.early_stopping.rule) == (10, "asha")
+    assert (grid.settings.trials, grid.settings.early_stopping.rule) == (10, "forecast")
     assert (ablation.settings.trials, ablation.settings.early_stopping.rule) == (6, "none")
     assert sweep_of(text, "searcher=grid", "trials=10").settings == grid.settings
 

@@ -159,7 +159,7 @@ def _value(document: Document, node: yaml.Node, keys: Keys, line: int) -> Any:
         raise document.wrong(keys, f"YAML tags are not read, found {tag}")
     if isinstance(node, yaml.ScalarNode):
         try:
-            return scalar(node.value) if node.style is None else node.value
+            return scalar(node.value) if node.style is None else _joined(node.value)
         except ValueError as error:
             raise document.wrong(keys, str(error)) from error
 
@@ -182,6 +182,14 @@ def _value(document: Document, node: yaml.Node, keys: Keys, line: int) -> Any:
             raise WrongInput(f"{document.at(at)}: {dotted((*keys, key))}: is given twice{again}")
         found[key] = _value(document, value_node, (*keys, key), at)
     return found
+
+
+def _joined(text: str) -> str:
+    """A quoted text; JSON escapes a character beyond U+FFFF in two halves, which YAML leaves apart."""
+    try:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError as error:
+        raise ValueError("half a character is escaped, which is no text; give both halves or the character") from error
 
 
 def scalar(text: str) -> Any:

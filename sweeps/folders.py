@@ -71,7 +71,7 @@ def base_alone(asked: Sweep) -> Sweep:
     """A file's base as a sweep of one trial: what `train` trains."""
     # Named apart, so that a sweep and the training of its base can stand side by side.
     name = f"{asked.name}-base" if asked.settings.search else asked.name
-    settings = asked.settings.model_copy(update={"search": {}, "trials": 1, "repeats": 1})
+    settings = asked.settings.model_copy(update={"search": {}, "trials": 1, "repeats": 1, "start_from": []})
     space = dataclasses.replace(asked.space, dimensions=())
     return dataclasses.replace(asked, name=name, settings=settings, space=space)
 
@@ -93,6 +93,11 @@ def write_settings(sweep: Sweep, folder: Path) -> None:
     temporary = folder / f".{_SETTINGS}"
     temporary.write_text(sweep.resolved(), encoding="utf-8")
     temporary.replace(folder / _SETTINGS)
+
+
+def sqlite_uri(file: Path) -> str:
+    """The address of an SQLite file as SQLAlchemy reads it, for which `%` and `?` are more than characters."""
+    return "sqlite:///" + str(file).replace("%", "%25").replace("?", "%3F")
 
 
 def find_sweep(runs: Path, name: str | None) -> Path:

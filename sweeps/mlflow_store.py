@@ -16,8 +16,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from .files import WrongInput
+from .folders import sqlite_uri
 from .history import Event
 
 if TYPE_CHECKING:
@@ -47,13 +49,13 @@ class Store:
         if uri := os.environ.get("MLFLOW_TRACKING_URI"):
             return cls(uri)
         runs = runs.resolve()
-        return cls(f"sqlite:///{runs / 'mlflow.db'}", runs / "artifacts")
+        return cls(sqlite_uri(runs / "mlflow.db"), runs / "artifacts")
 
     @property
     def file(self) -> Path | None:
         """The SQLite file, if it is one."""
         path = self.uri.removeprefix("sqlite:///").partition("?")[0]
-        return Path(path) if self.uri.startswith("sqlite:///") else None
+        return Path(unquote(path)) if self.uri.startswith("sqlite:///") else None
 
     def identity(self) -> int:
         """Another number once the SQLite file has been deleted and begun anew; 0 where there is none."""

@@ -15,7 +15,7 @@ from optuna.storages import RDBStorage
 from optuna.storages._rdb import models
 from optuna.trial import FrozenTrial
 
-from .folders import read_sweep
+from .folders import read_sweep, sqlite_uri
 from .history import Record, replay
 from .study import Study
 from .sweep import Sweep
@@ -31,7 +31,7 @@ def update_study(sweep: Sweep, folder: Path) -> None:
     temporary = folder / ".study.db"
     for leftover in folder.glob(".study.db*"):
         leftover.unlink()
-    storage = RDBStorage(f"sqlite:///{temporary}")
+    storage = RDBStorage(sqlite_uri(temporary))
     copy = optuna.create_study(storage=storage, study_name=sweep.name, direction=sweep.settings.objective.goal)
     copy.set_user_attr("question", sweep.settings.question)
     _insert(storage, copy._study_id, trials)

@@ -18,6 +18,7 @@ import pytest
 
 from rigsweep.sweeps import folders
 from rigsweep.sweeps.files import WrongInput
+from rigsweep.sweeps.folders import sqlite_uri
 from rigsweep.sweeps.history import VERSION, History, fold
 from rigsweep.sweeps.study_file import update_study
 from rigsweep.sweeps.tracking import Store, Tracker, TrackerActor
@@ -269,6 +270,8 @@ early_stopping: {{rule: none}}
 @pytest.mark.usefixtures("one_ray")
 @pytest.mark.timeout(400)
 def test_values_and_names_that_are_hard_to_keep_are_kept_exactly(tmp_path: Path, cache: Path) -> None:
+    tmp_path = tmp_path / "100%41 a?b"  # the place too
+    tmp_path.mkdir()
     name = '鹦鹉\'s "1 %41" #1'
     ran = run_text(ODD, tmp_path, cache, name)
     folder = tmp_path / "runs" / name
@@ -279,7 +282,7 @@ def test_values_and_names_that_are_hard_to_keep_are_kept_exactly(tmp_path: Path,
     assert {trial["number"]: trial["parameters"]["model.label"] for trial in told["trials"]} == given
     assert sorted(int(path.name) for path in (folder / "trials").iterdir()) == sorted(given)
     assert sorted(path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()) == sorted([name, "artifacts"])
-    study = optuna.load_study(study_name=name, storage=f"sqlite:///{folder / 'study.db'}")
+    study = optuna.load_study(study_name=name, storage=sqlite_uri(folder / "study.db"))
     assert dict(enumerate(trial.params["model.label"] for trial in study.trials)) == given
     found = shown(tmp_path / "runs", name)
     assert {n: run["parameters"]["model.label"] for n, run in found.items() if n >= 0} == given

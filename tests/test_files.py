@@ -210,3 +210,9 @@ def test_a_value_that_was_overridden_is_blamed_on_the_override_and_others_on_the
     assert str(document.wrong(("d", "f"), "is missing")) == "--set d.e=6: d.f: is missing"
     files.override(document, "a={b: 7}")
     assert str(document.wrong(("a", "b"), "is odd")) == "--set a={b: 7}: a.b: is odd"
+
+
+def test_characters_that_json_escapes_in_two_halves_are_one() -> None:
+    assert files.parse('a: "\\ud83e\\udd9c \\u9e66"', "f.yaml").values == {"a": "🦜 鹦"}
+    with pytest.raises(WrongInput, match=r"f\.yaml:1: a: half a character is escaped"):
+        files.parse('a: "\\ud83e"', "f.yaml")

@@ -57,7 +57,7 @@ def sweep(
     """Run a sweep: propose, train, stop early, track."""
     overrides = tuple(set_ or ())
     if dry_run:
-        _plan(load(file, overrides), as_json, cards, threads)
+        _plan(load(file, overrides), as_json, runs, cards, threads)
         return
     asked, edited = folders.open_sweep(file, overrides, runs, resume=resume, new=new)
     if not asked.settings.search:
@@ -80,7 +80,7 @@ def train(
     """Train once: the base of a file. With --resume the file may have been edited."""
     overrides = tuple(set_ or ())
     if dry_run:
-        _plan(folders.base_alone(load(file, overrides)), as_json, cards, threads)
+        _plan(folders.base_alone(load(file, overrides)), as_json, runs, cards, threads)
         return
     asked, edited = folders.open_sweep(file, overrides, runs, resume=resume, new=new, training=True)
     _run(asked, edited, f"rigsweep train {file}", runs, as_json, cards or 1, threads)
@@ -133,20 +133,21 @@ def plan(
     file: File,
     set_: Set = None,
     as_json: Json = False,
+    runs: Runs = _RUNS,
     cards: Cards = None,
     threads: Threads = None,
 ) -> None:
     """Print every derived number, the trials and the time they will take; train nothing."""
-    _plan(load(file, tuple(set_ or ())), as_json, cards, threads)
+    _plan(load(file, tuple(set_ or ())), as_json, runs, cards, threads)
 
 
-def _plan(asked: Sweep, as_json: bool, cards: int | None, threads: int | None) -> None:
+def _plan(asked: Sweep, as_json: bool, runs: Path, cards: int | None, threads: int | None) -> None:
     from .planning import plan_sweep, plan_table
     from .running import cache_folder
     from .tables import LiveShow
 
     with LiveShow(asked, quiet=as_json) as show:
-        planned = plan_sweep(asked, cache_folder(), show.preparing, cards=cards, threads=threads)
+        planned = plan_sweep(asked, cache_folder(), show.preparing, runs, cards=cards, threads=threads)
     if as_json:
         print(json.dumps(planned, ensure_ascii=False))
     else:

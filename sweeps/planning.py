@@ -14,6 +14,7 @@ from ..trainables import registry
 from .history import Trial
 from .running import budgets, make_job
 from .space import Parameters
+from .start_from import earlier_trials
 from .sweep import Sweep
 from .tables import count, duration, number, short
 
@@ -27,11 +28,13 @@ def plan_sweep(
     sweep: Sweep,
     cache: Path,
     preparing: Callable[[str, int, int], None],
+    runs: Path,
     *,
     cards: int | None = None,
     threads: int | None = None,
 ) -> dict[str, Any]:
     """The plan of a sweep or training, as plain data; data is prepared if it is not yet."""
+    _, starts_from = earlier_trials(sweep, runs)
     found = find_cards(use=cards, threads=threads)
     speed = card_speed(found[0], cache)
     data = registry.prepare(sweep.settings.trainable, sweep.training({}), cache, preparing)
@@ -66,6 +69,7 @@ def plan_sweep(
         "base": shapes[0],
         "shapes": kept,
         "trials": trials,
+        "start_from": starts_from,
         "rungs": list(rungs),
         "rungs_by": sweep.settings.early_stopping.by,
         "efficiency": _EFFICIENCY,
@@ -116,6 +120,8 @@ def plan_table(plan: Mapping[str, Any]) -> RenderableType:
     times.add_column(style="dim", justify="right")
     times.add_column()
     times.add_row("trials", str(plan["trials"]))
+    for note in plan["start_from"]:
+        times.add_row("", note)
     times.add_row(
         "card time",
         f"{duration(plan['card_seconds'])} to the end, about {duration(plan['card_seconds_with_stopping'])} "

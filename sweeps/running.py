@@ -29,6 +29,7 @@ from .controller import Controller
 from .files import WrongInput
 from .history import VERSION, History, Record, Trial, fold
 from .mlflow_store import run_ids
+from .start_from import earlier_trials
 from .sweep import Sweep
 from .weights import ROOM_BYTES, delete_losers, resolve_initial
 
@@ -109,6 +110,7 @@ def _run_in(
     threads: int | None,
     edited: dict[str, Any] | None,
 ) -> Outcome:
+    told = _start_from(sweep, folder, show)
     (folder / "log").mkdir(parents=True, exist_ok=True)
     history = History(folder / "history.jsonl")
     try:
@@ -122,19 +124,38 @@ def _run_in(
             _chatter_to_log(folder),
             hold_cards(found, lambda card, who: show.note(f"waiting for {card.name}, held by {who}")),
         ):
-            return _run_on(sweep, folder, cache, show, history, found)
+            return _run_on(sweep, folder, cache, show, history, found, told)
     finally:
         history.close()
 
 
-def _run_on(sweep: Sweep, folder: Path, cache: Path, show: Show, history: History, cards: list[Card]) -> Outcome:
+def _start_from(sweep: Sweep, folder: Path, show: Show) -> list[dict[str, Any]]:
+    """What the searcher is to know of earlier sweeps, unless the history has it already."""
+    path = folder / "history.jsonl"
+    if path.exists() and fold(path).opened:
+        return []
+    told, notes = earlier_trials(sweep, folder.parent)
+    for note in notes:
+        show.note(note)
+    return told
+
+
+def _run_on(
+    sweep: Sweep,
+    folder: Path,
+    cache: Path,
+    show: Show,
+    history: History,
+    cards: list[Card],
+    told: list[dict[str, Any]],
+) -> Outcome:
     started = time.monotonic()
     speed = card_speed(cards[0], cache)
     for parameters in sweep.space.corners_that_change("data"):
         registry.prepare(sweep.settings.trainable, sweep.training(parameters), cache, show.preparing)
     initial = resolve_initial(sweep.training({}).initial, folder.parent)
     folders.write_settings(sweep, folder)
-    history.append("opened", **_opened(sweep, cards))
+    history.append("opened", **_opened(sweep, cards), **({"told": told} if told else {}))
     rungs = sweep.rungs(budgets(sweep, cache))
     controller = Controller(sweep, history, rungs, show.event)
 

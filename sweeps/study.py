@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import statistics
 import warnings
 from typing import Any
 
@@ -10,6 +9,7 @@ import optuna
 from optuna.trial import TrialState, create_trial
 
 from .history import Event, Record, Trial
+from .repeats import mean_at, outcome
 from .searchers import SEARCHERS, Listing, Sampling
 from .space import Parameters
 from .sweep import Sweep
@@ -159,20 +159,3 @@ def _constraints(states: set[str]) -> dict[str, float]:
         f"constraints:{key}": 1.0 if state in states else -1.0
         for key, state in (("memory", "out_of_memory"), ("health", "diverged"))
     }
-
-
-def outcome(repeats: list[Trial]) -> tuple[str, float | None, str]:
-    """What became of a configuration whose repeats are all over: its state, the mean of their values, a reason."""
-    states = {trial.state for trial in repeats}
-    worst = ("out_of_memory", "diverged", "stopped", "failed", "complete")
-    state = next(state for state in worst if state in states)
-    values = [trial.value for trial in repeats if trial.value is not None]
-    reason = max(repeats, key=lambda trial: trial.state != "complete").reason
-    return state, statistics.fmean(values) if values else None, reason
-
-
-def mean_at(repeats: list[Trial], examples: int, metric: str) -> float | None:
-    """The mean of a metric over those repeats that were evaluated after so many examples."""
-    reports = [trial.reports[examples] for trial in repeats if examples in trial.reports]
-    values = [report.metrics[metric] for report in reports if metric in report.metrics]
-    return statistics.fmean(values) if values else None

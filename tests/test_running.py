@@ -224,3 +224,20 @@ def test_a_second_process_is_refused_while_a_sweep_runs(tmp_path: Path, cache: P
     with pytest.raises(WrongInput, match="running in another process"):
         run(sweep, tmp_path / "runs", cache, Quiet(), cards=1, threads=1)
     history.close()
+
+
+def test_a_sweep_starts_from_another_and_keeps_what_it_was_told(tmp_path: Path, cache: Path) -> None:
+    small = SURFACE.replace("trials: 12", "trials: 4")
+    wrong = f"{small}start_from: frist\n"
+    run_text(small, tmp_path, cache, name="first")
+    with pytest.raises(WrongInput, match=r"second.yaml:15: start_from: .*no such sweep; did you mean first\?"):
+        run_text(wrong, tmp_path, cache, name="second")
+    assert not (tmp_path / "runs" / "second").exists(), "nothing was begun"
+    outcome = run_text(wrong.replace("frist", "first"), tmp_path, cache, name="second")
+    assert (outcome.state, len(outcome.summary["trials"])) == ("complete", 4)
+    folder = tmp_path / "runs" / "second"
+    assert [trial["trial"] for trial in folders.record_of(folder).told] == [f"first/{number}" for number in range(4)]
+    assert len(optuna.load_study(study_name="second", storage=f"sqlite:///{folder / 'study.db'}").trials) == 8
+    again = run_text(wrong.replace("frist", "first").replace("trials: 4", "trials: 5"), tmp_path, cache, name="second")
+    assert len(again.summary["trials"]) == 5
+    assert len(folders.record_of(folder).told) == 4

@@ -401,6 +401,14 @@ def test_several_at_once_lose_and_double_nothing_wherever_the_driver_was_killed(
         check_whole(sweep, simulate(sweep, path, slots=slots), path)
 
 
+def test_two_thousand_trials_lose_and_double_nothing_when_the_driver_is_killed_half_way(tmp_path: Path) -> None:
+    sweep = sweep_of(SWEEP, "searcher=random", "trials=2000")
+    whole = tmp_path / "whole.jsonl"
+    simulate(sweep, whole, slots=2, most_events=4000)
+    path = cut(whole, tmp_path / "resumed.jsonl", len(whole.read_bytes().splitlines()) - 3, b'{"event": "rep')
+    check_whole(sweep, simulate(sweep, path, slots=2), path)
+
+
 def test_more_trials_can_be_asked_for_at_a_resume_and_fewer(path: Path) -> None:
     assert len(simulate(sweep_of(SWEEP, "trials=4"), path).trials) == 4
     assert len(simulate(sweep_of(SWEEP, "trials=6"), path).trials) == 6

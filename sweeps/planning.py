@@ -98,8 +98,10 @@ def plan_table(plan: Mapping[str, Any]) -> RenderableType:
         f"{base['precision']}, evaluated {base['evaluations']} times",
     )
     if plan["rungs"]:
-        places = ", ".join(count(rung) for rung in plan["rungs"])
-        facts.add_row("compared at", f"{places} {'FLOPs' if plan['rungs_by'] == 'flops' else 'examples'}")
+        places, unit = [count(rung) for rung in plan["rungs"]], "FLOPs" if plan["rungs_by"] == "flops" else "examples"
+        few = len(places) <= 4
+        told = f"{', '.join(places)} {unit}" if few else f"{places[0]} to {places[-1]} {unit}, {len(places)} times"
+        facts.add_row("compared at", told)
     shapes = Table(box=None, pad_edge=False, header_style="dim")
     keys = list(plan["shapes"][0]["parameters"])
     for key in keys:

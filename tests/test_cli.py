@@ -152,7 +152,7 @@ def test_plan_prints_every_derived_number(tmp_path: Path) -> None:
     (tmp_path / "probe.yaml").write_text(SWEEP)
     answer = rigsweep("plan", "probe.yaml", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
-    for words in ("cards", "measured", "100 steps", "1k, 3k, 9k examples", "wall time"):
+    for words in ("cards", "measured", "100 steps", "1k to 9k examples, 9 times", "wall time"):
         assert words in answer.stdout
     told = json.loads(rigsweep("plan", "probe.yaml", "--json", cwd=tmp_path).stdout)
     assert told["base"]["steps"] == 100

@@ -16,7 +16,7 @@ NAMES = sorted(file.stem for file in READY.glob("*.yaml"))
 
 
 def plan(name: str, cache: Path, *overrides: str) -> dict[str, Any]:
-    return planning.plan_sweep(load(name, overrides), cache, lambda *_: None, cards=1, threads=1)
+    return planning.plan_sweep(load(name, overrides), cache, lambda *_: None, Path("runs"), cards=1, threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +113,7 @@ def test_chinese_prose_plans_on_chinese_prose(corpus: str, shared: Path, tmp_pat
         pytest.skip(f"no {corpus}")
     # One text and one vocabulary: to train three on all of the novels takes a minute.
     text = min(folder.glob("*.txt"), key=lambda file: file.stat().st_size)
-    planned = plan("chinese-prose", tmp_path, f"base.data.corpus={text}", "search.data.vocabulary=")
+    fewer = ("search.data.vocabulary=", "early_stopping.within=model.width")
+    planned = plan("chinese-prose", tmp_path, f"base.data.corpus={text}", *fewer)
     assert planned["base"]["steps"] == 245
     assert [shape["parameters"] for shape in planned["shapes"]] == [{"model.width": w} for w in (128, 256, 384)]

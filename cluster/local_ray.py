@@ -188,8 +188,9 @@ def end_processes(temporary: Path) -> None:
     ours = []
     for process in psutil.process_iter():
         try:
-            # By their logs: what a parent dies of leaves children elsewhere, and Ray writes over their environment.
-            if process.pid != os.getpid() and any(temporary in Path(f.path).parents for f in process.open_files()):
+            # By the logs that they write: children of a dead parent are elsewhere, and Ray clears their environment.
+            logs = [file for file in process.open_files() if file.mode != "r" and temporary in Path(file.path).parents]
+            if logs and process.pid != os.getpid():
                 process.kill()
                 ours.append(process)
         except psutil.Error:  # it has gone, or is another user's

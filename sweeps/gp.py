@@ -19,7 +19,8 @@ class GaussianProcessSampler(BaseSampler):
 
     `GPSampler` looks at complete and running trials only. So each trial that is over is told as complete: a
     stopped one with what it would have come to (`expected_value`), one that broke a constraint with the worst
-    value there is and the constraint. The first `startup` proposals are `first`'s.
+    value there is and the constraint; one that failed with the median, which says little, but where nothing is
+    said the same point would be the best guess again and again. The first `startup` proposals are `first`'s.
     """
 
     def __init__(self, first: SobolSampler, startup: int, seed: int):
@@ -33,7 +34,8 @@ class GaussianProcessSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Where the expected improvement is highest, over what running trials may bring."""
-        told = _told([other for other in study.get_trials(deepcopy=False) if other.number != trial.number], study)
+        others = [other for other in study.get_trials(deepcopy=False) if other.number != trial.number]
+        told = told_as_complete(others, 1 if study.direction == StudyDirection.MINIMIZE else -1)
         if sum(other.state == TrialState.COMPLETE for other in told) < self._startup:
             return self._first.sample_relative(study, trial, search_space)
         sampler = GPSampler(seed=self._seed, n_startup_trials=0)
@@ -48,23 +50,24 @@ class GaussianProcessSampler(BaseSampler):
         return self._first.sample_independent(study, trial, param_name, param_distribution)
 
 
-def _told(trials: list[FrozenTrial], study: Study) -> list[FrozenTrial]:
+def told_as_complete(trials: list[FrozenTrial], sign: int) -> list[FrozenTrial]:
+    """What the model is told; `sign` is 1 where less is better. Nothing, until there is a complete trial."""
     complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
     if not complete:
         return []
-    sign = 1 if study.direction == StudyDirection.MINIMIZE else -1
     values = {trial.number: trial.value for trial in complete}
     for trial in trials:
         if trial.state == TrialState.PRUNED and not _broken(trial):
             values[trial.number] = expected_value(trial, complete, sign)
-    worst = max((value for value in values.values() if value is not None), key=lambda value: sign * value)
+    known = [value for value in values.values() if value is not None]
+    worst, middle = max(known, key=lambda value: sign * value), statistics.median(known)
     # A constraint that holds everywhere would cost a fit and say nothing.
     keys = {key for trial in trials for key in _broken(trial)}
     told = []
     for trial in trials:
         value = worst if _broken(trial) else values.get(trial.number)
         if value is None and trial.state != TrialState.RUNNING:
-            continue  # it failed, or was stopped before it said anything
+            value = middle  # it failed, or was stopped before it said anything
         constraints = {f"constraints:{key}": trial.constraints[key] for key in keys if trial.constraints}
         told.append(
             create_trial(

@@ -42,7 +42,7 @@ def _find(sweep: Sweep, name: str, runs: Path) -> Path:
     path = Path(name).expanduser()
     folder = path if (path / "history.jsonl").is_file() else folders.find_sweep(runs, name)
     if folder.resolve() == (runs / sweep.name).resolve():
-        raise WrongInput(f"{name} is this sweep itself; go on with it by --resume")
+        raise WrongInput(f"{name} is this sweep itself; go on with it by --resume, or begin beside it by --new")
     return folder
 
 

@@ -11,12 +11,11 @@ from rigsweep.sweeps.controller import Controller
 from rigsweep.sweeps.history import VERSION, History, Record, read, replay
 from rigsweep.sweeps.schema import sweep_schema
 from rigsweep.sweeps.searchers import SEARCHERS, proposal_seed
-from rigsweep.sweeps.simulation import rungs_of
 from rigsweep.sweeps.study import Study
 from rigsweep.sweeps.sweep import Sweep
 from rigsweep.trainables.surface_settings import SurfaceTraining
 
-from .simulator import SWEEP, Fault, cut, outcome, simulate, sweep_of
+from .simulator import SWEEP, Fault, cut, outcome, rungs_of, simulate, sweep_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 TO_THE_END = ("early_stopping.rule=none", "base.evaluation.every=100%")
@@ -106,7 +105,7 @@ SPACES = {
     "tpe": (CONDITIONAL, "trials=20"),
     "random": (CONDITIONAL, "trials=20"),
     "qmc": (CONDITIONAL, "trials=20"),
-    "gp": (NUMBERS, "trials=6"),
+    "gp": (NUMBERS, "trials=9", "search.model.width.high=160", "search.optimizer.learning_rate.high=1e-2"),
     "cmaes": (NUMBERS, "trials=24"),
     "grid": (LISTED,),
     "ablation": (LISTED, NEVER),
@@ -390,3 +389,29 @@ def test_the_gaussian_process_looks_at_all_that_is_over(tmp_path: Path) -> None:
     group, sweep = len(record.trials), sweep_of(NUMBERS, "searcher=gp", "trials=20")
     living, resumed = study_of(sweep, path), study_of(sweep, path)
     assert living.propose(group) == resumed.propose(group) != study_of(points, path).propose(group)
+
+
+def test_the_gaussian_process_is_told_something_of_every_trial_that_is_over() -> None:
+    from rigsweep.sweeps.gp import told_as_complete
+
+    def trial(state: TrialState, value: float | None = None, **more: Any) -> Any:
+        return create_trial(state=state, value=value, **more)
+
+    broken, whole = ({"constraints:memory": v, "constraints:health": -1.0} for v in (1.0, -1.0))
+    trials = [
+        trial(TrialState.COMPLETE, 1.0, system_attrs=whole),
+        trial(TrialState.COMPLETE, 2.0, system_attrs=whole),
+        trial(TrialState.COMPLETE, 7.0, system_attrs=whole),
+        trial(TrialState.PRUNED, system_attrs=broken, intermediate_values={1: 0.5}),
+        trial(TrialState.PRUNED, system_attrs=whole, intermediate_values={1: 4.0}),
+        trial(TrialState.FAIL, system_attrs=whole),
+        trial(TrialState.RUNNING),
+    ]
+    for number, each in enumerate(trials):
+        each.number = number
+    told = told_as_complete(trials, 1)
+    assert [each.value for each in told] == [1.0, 2.0, 7.0, 7.0, 4.0, 3.0, None]
+    assert [each.constraints.get("memory") for each in told] == [-1.0, -1.0, -1.0, 1.0, -1.0, -1.0, None]
+    assert not any("health" in each.constraints for each in told), "which holds everywhere"
+    assert [each.value for each in told_as_complete(trials, -1)][3] == 1.0, "the worst where more is better"
+    assert told_as_complete(trials[3:], 1) == []

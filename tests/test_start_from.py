@@ -189,7 +189,7 @@ def test_what_cannot_be_started_from_is_refused_in_one_line(tmp_path: Path) -> N
     text = f"{SWEEP.rstrip()}\nstart_from: NAME"
     for name, overrides, message in (
         ("earleir", (), f"{tmp_path / 'earleir'}: no such sweep; did you mean earlier?"),
-        ("later", (), "later is this sweep itself; go on with it by --resume"),
+        ("later", (), "later is this sweep itself; go on with it by --resume, or begin beside it by --new"),
         (
             "earlier",
             ("base.budget.examples=200k",),

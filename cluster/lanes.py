@@ -252,6 +252,8 @@ class LanePool:
         self._failed_starts = 0
         self._closing = False
         self._draining = False
+        self._dead = ""
+        """Why there will be no lanes any more."""
 
     async def start(self, lanes: int) -> None:
         """Start so many lanes, each in the background."""
@@ -289,15 +291,18 @@ class LanePool:
         if self._failed_starts < 3:
             self._start_lane()
         elif not self._lanes:
+            self._dead = f"no lane could be started: {reason}"
             for _, waiter in self._waiting:
                 if not waiter.done():
-                    waiter.set_exception(RuntimeError(f"no lane could be started: {reason}"))
+                    waiter.set_exception(RuntimeError(self._dead))
             self._waiting.clear()
 
     async def acquire(self, number: int) -> Any:
         """The host of an idle lane, as soon as there is one; first come, first served. None after `drain`."""
         if self._draining:
             return None
+        if self._dead:
+            raise RuntimeError(self._dead)
         waiter = asyncio.get_running_loop().create_future()
         self._waiting.append((number, waiter))
         self._match()

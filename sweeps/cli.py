@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted (state saved).
 """
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -62,7 +63,7 @@ def sweep(
     asked, edited = folders.open_sweep(file, overrides, runs, resume=resume, new=new)
     if not asked.settings.search:
         raise WrongInput(f"{file}: has nothing to search; train it by `rigsweep train {file}`")
-    _run(asked, edited, f"rigsweep sweep {file}", runs, as_json, cards, threads)
+    _run(asked, edited, ["sweep", file], overrides, runs, as_json, cards, threads)
 
 
 @app.command()
@@ -83,13 +84,14 @@ def train(
         _plan(folders.base_alone(load(file, overrides)), as_json, runs, cards, threads)
         return
     asked, edited = folders.open_sweep(file, overrides, runs, resume=resume, new=new, training=True)
-    _run(asked, edited, f"rigsweep train {file}", runs, as_json, cards or 1, threads)
+    _run(asked, edited, ["train", file], overrides, runs, as_json, cards or 1, threads)
 
 
 def _run(
     asked: Sweep,
     edited: dict[str, Any],
-    command: str,
+    words: list[str],
+    overrides: tuple[str, ...],
     runs: Path,
     as_json: bool,
     cards: int | None,
@@ -110,9 +112,14 @@ def _run(
         show.console.print(f"\nreport: {runs / asked.name / 'report.html'}", highlight=False, soft_wrap=True)
         show.console.print(f"compare in MLflow: rigsweep ui {asked.name}", highlight=False)
     if outcome.state != "complete":
-        name = asked.name if asked.name != Path(command.split()[-1]).stem else command.split()[-1]
-        words = " ".join([*command.split()[:-1], name])
-        print(f"interrupted ({outcome.reason}); go on with: {words} --resume", file=sys.stderr)
+        command, file = words
+        # A sweep that was begun beside another is gone on with by its own name, with its folder's own settings.
+        beside = asked.name not in (Path(file).stem, f"{Path(file).stem}-base")
+        named = [asked.name] if beside else [file, *(word for one in overrides for word in ("--set", one))]
+        again = ["rigsweep", command, *named, "--resume", *(["--runs", str(runs)] if runs != _RUNS else [])]
+        again += ["--cards", str(cards)] if cards and command == "sweep" else []
+        again += ["--threads", str(threads)] if threads else []
+        print(f"interrupted ({outcome.reason}); go on with: {shlex.join(again)}", file=sys.stderr)
         raise typer.Exit(130)
     if all(trial["state"] == "failed" for trial in outcome.summary["trials"]):
         print(f"every trial failed; the first: {outcome.summary['trials'][0]['reason']}", file=sys.stderr)

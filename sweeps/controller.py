@@ -139,7 +139,9 @@ class Controller:
         trial = self.record.trials[number]
         if trial.over:
             return
-        if trial.lost:
+        if self.closing:  # it was asked to leave and did not in time, which is no fault of its machine
+            self._leave(number, "interrupted", reason)
+        elif trial.lost:
             self._end(number, "failed", f"{reason}, for the second time")
         else:
             self._leave(number, "lost", reason)
@@ -163,8 +165,9 @@ class Controller:
     def device_seconds(self) -> float:
         """Card-seconds spent so far, running trials included."""
         now = self.clock()
-        running = sum(now - self._since[t.number] for t in self.record.now_running() if t.number in self._since)
-        return sum(trial.seconds for trial in self.record.trials.values()) + running
+        trials = list(self.record.trials.values())  # as another thread may propose one meanwhile
+        running = sum(now - self._since[t.number] for t in trials if t.state == "running" and t.number in self._since)
+        return sum(trial.seconds for trial in trials) + running
 
     def _end(self, number: int, state: str, reason: str, rule: str = "") -> None:
         trial = self.record.trials[number]

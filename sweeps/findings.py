@@ -2,14 +2,14 @@
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from .files import WrongInput
-from .history import Record, Trial, read
+from .history import Trial, read
 from .space import Dimension, Parameters, word
+from .summary import Configuration
 from .sweep import Sweep
 from .tables import number
 
@@ -17,56 +17,6 @@ FEWEST = 5
 """Complete configurations below which importances would be guesses."""
 _MOST = 500  # configurations that importances are computed from: more of them say the same, later
 _NEAR = 0.05  # share of a searched range that is its edge
-
-
-@dataclass(frozen=True)
-class Configuration:
-    """Parameters that were trained to the end, with every seed."""
-
-    number: int
-    """The trial of its first seed."""
-    group: int
-    parameters: Parameters
-    values: list[float]
-
-    @property
-    def mean(self) -> float:
-        """The value that the searcher saw."""
-        return statistics.fmean(self.values)
-
-    @property
-    def spread(self) -> float | None:
-        """Standard deviation over the seeds; None of one."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
-
-
-@dataclass(frozen=True)
-class Gain:
-    """How much better the best is than the base."""
-
-    amount: float
-    """In the objective's unit; positive where the best is better."""
-    share: float | None
-    """Of the base's value; None where that is zero."""
-
-
-def configurations(sweep: Sweep, record: Record) -> list[Configuration]:
-    """Those whose repeats are all complete, the best first."""
-    found = []
-    for group, trials in record.groups().items():
-        values = [trial.value for trial in trials if trial.state == "complete" and trial.value is not None]
-        if len(values) == len(trials) == sweep.settings.repeats:
-            found.append(Configuration(trials[0].number, group, trials[0].parameters, values))
-    return sorted(found, key=lambda configuration: (sweep.sign * configuration.mean, configuration.number))
-
-
-def gain(sweep: Sweep, found: list[Configuration]) -> Gain | None:
-    """Of the best over the base; None where the base is the best, or not complete."""
-    base = next((configuration for configuration in found if configuration.group == 0), None)
-    if base is None or found[0] is base:
-        return None
-    amount = sweep.sign * (base.mean - found[0].mean)
-    return Gain(amount, amount / abs(base.mean) if base.mean else None)
 
 
 def importances(sweep: Sweep, found: list[Configuration]) -> dict[str, float] | str:
@@ -153,10 +103,13 @@ def spells(history: Path) -> list[Spell]:
 
 def troubles(trials: Iterable[Trial]) -> dict[tuple[str, str], list[Trial]]:
     """What health rules and ends have to say, by (rule or state, its first words), each with its trials."""
-    found: dict[str, tuple[str, list[Trial]]] = {}
+    found: dict[tuple[str, str], tuple[str, list[Trial]]] = {}
     for trial in trials:
         for rule, text in trial.warnings.items():
-            found.setdefault(rule, (text, []))[1].append(trial)
+            if rule != trial.rule:  # else its end says more
+                found.setdefault((rule, ""), (text, []))[1].append(trial)
         if trial.over and trial.state not in ("complete", "stopped"):
-            found.setdefault(trial.rule or trial.state, (trial.reason, []))[1].append(trial)
-    return {(rule, text): told for rule, (text, told) in found.items()}
+            # Of a rule one example does; errors of code have each their own words.
+            key = (trial.rule, "end") if trial.rule else (trial.state, trial.reason)
+            found.setdefault(key, (trial.reason, []))[1].append(trial)
+    return {(rule, text): told for (rule, _), (text, told) in found.items()}

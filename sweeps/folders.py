@@ -71,7 +71,9 @@ def base_alone(asked: Sweep) -> Sweep:
     """A file's base as a sweep of one trial: what `train` trains."""
     # Named apart, so that a sweep and the training of its base can stand side by side.
     name = f"{asked.name}-base" if asked.settings.search else asked.name
-    settings = asked.settings.model_copy(update={"search": {}, "trials": 1, "repeats": 1, "start_from": []})
+    stopping = asked.settings.early_stopping.model_copy(update={"rule": "none", "within": None})
+    alone = {"search": {}, "trials": 1, "repeats": 1, "start_from": [], "searcher": "tpe", "early_stopping": stopping}
+    settings = asked.settings.model_copy(update=alone)
     space = dataclasses.replace(asked.space, dimensions=())
     return dataclasses.replace(asked, name=name, settings=settings, space=space)
 

@@ -158,13 +158,13 @@ class Record:
     def groups(self) -> dict[int, list[Trial]]:
         """Trials by configuration; repeats differ in the seed alone."""
         groups: dict[int, list[Trial]] = {}
-        for trial in self.trials.values():
+        for trial in list(self.trials.values()):
             groups.setdefault(trial.group, []).append(trial)
         return groups
 
     def now_running(self) -> list[Trial]:
         """The trials that run."""
-        return [trial for trial in self.trials.values() if trial.state == "running"]
+        return [trial for trial in list(self.trials.values()) if trial.state == "running"]
 
 
 class History:

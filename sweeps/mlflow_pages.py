@@ -5,7 +5,6 @@ reading MLflow 3.17's pages and trying; where a version does not know it, its pl
 """
 
 import colorsys
-import heapq
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -14,6 +13,7 @@ from typing import Any
 
 from .ablation import Change, is_ablation
 from .history import Record, Trial
+from .summary import configurations
 from .sweep import Sweep
 
 
@@ -65,27 +65,28 @@ def describe_trial(trial: Trial, sample: Path | None) -> str:
     return "\n".join([*lines, "", " · ".join(searched)])
 
 
-def describe_sweep(record: Record, experiment: str, runs: Mapping[int, str], comparison: str) -> str:
-    """The parent run's description in Markdown: question, state, and the best trials with their parameters."""
-    objective = record.opened["objective"]
-    sign = 1 if objective["goal"] == "minimize" else -1
-    closed = record.closed
+def describe_sweep(sweep: Sweep, record: Record, experiment: str, runs: Mapping[int, str], comparison: str) -> str:
+    """The parent run's description in Markdown: question, state, and the best configurations."""
+    objective, closed = record.opened["objective"], record.closed
     state = f"{closed['state']}: {closed['reason']}" if closed else "running"
     counts = Counter(trial.state.replace("_", " ") for trial in record.trials.values())
-    complete = [trial for trial in record.trials.values() if trial.state == "complete" and trial.value is not None]
-    best = heapq.nsmallest(5, complete, key=lambda trial: (sign * (trial.value or 0.0), trial.number))
+    best = configurations(sweep, list(record.trials.values()))[:5]
+    mean = f" (mean of {sweep.settings.repeats} seeds)" if sweep.settings.repeats > 1 else ""
     page = f"#/experiments/{experiment}/runs"
     lines = [f"**{record.opened.get('question') or record.opened['sweep']}**", ""]
-    for trial in best[:1]:
-        name = f"[{_cell(title(trial))}]({page}/{runs.get(trial.number, '')})"
-        lines += [f"Best: {name} with {objective['metric']} {trial.value:.4g}. [Compare the trials]({comparison})", ""]
+
+    def link(number: int) -> str:
+        return f"[{_cell(title(record.trials[number]))}]({page}/{runs.get(number, '')})"
+
+    for one in best[:1]:
+        told = f"Best: {link(one.number)} with {objective['metric']} {one.mean:.4g}{mean}."
+        lines += [f"{told} [Compare the trials]({comparison})", ""]
     lines += [
         f"The sweep is {state}. Of {len(record.trials)} trials: {', '.join(f'{n} {s}' for s, n in counts.items())}."
     ]
     if len(best) > 1:
-        lines += ["", f"| best | {objective['metric']} |", "|---|---|"]
-        for trial in best:
-            lines.append(f"| [{_cell(title(trial))}]({page}/{runs.get(trial.number, '')}) | {trial.value:.4g} |")
+        lines += ["", f"| best | {objective['metric']}{mean} |", "|---|---|"]
+        lines += [f"| {link(one.number)} | {one.mean:.4g} |" for one in best]
     return "\n".join(lines)
 
 

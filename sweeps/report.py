@@ -14,10 +14,10 @@ from ..trainables import registry
 from . import charts
 from .ablation import compare, is_ablation
 from .charts import GROUPS, Curve, Mark
-from .findings import configurations, edges, gain, importances, spells, troubles
+from .findings import edges, importances, spells, troubles
 from .history import Record, Trial
 from .space import Dimension, word
-from .summary import best_of
+from .summary import best_of, configurations, gain, saving
 from .sweep import Sweep
 from .tables import count, number, outcome, ranked, short
 
@@ -39,7 +39,7 @@ def tell(
 ) -> Told:
     """All that the page says. `summary` is `summarise`'s."""
     trials = list(record.trials.values())
-    found, best = configurations(sweep, record), best_of(sweep, trials)
+    found, best = configurations(sweep, trials), best_of(sweep, trials)
     weights = importances(sweep, found) if sweep.settings.search else ""
     kinds = _kinds(sweep, trials, best)
     objective, units = sweep.settings.objective, registry.settings_class(sweep.settings.trainable).UNITS
@@ -67,7 +67,7 @@ def tell(
         "gain": gain(sweep, found) if found else None,
         "edges": edges(sweep, best.parameters) if best else [],
         "file": best and _pasted(sweep, best),
-        "saved": _saved(summary),
+        "saved": saving(summary),
         "groups": [charts.shortened(name) for name in _groups(sweep, trials)],
         "kinds": set(kinds.values()),
         "curves": _curves(sweep, trials, kinds),
@@ -168,15 +168,6 @@ def _pasted(sweep: Sweep, best: Trial) -> str:
     what = f"best configuration of the sweep {sweep.name} (trial {best.number})"
     head = f"# The {what if sweep.settings.search else f'training {sweep.name}'}; rigsweep train FILE trains it.\n"
     return head + sweep.training_file(best.parameters)
-
-
-def _saved(summary: Mapping[str, Any]) -> Told | None:
-    """What stopping saved: device seconds spent, and of the same trials run to the end; None where none stopped."""
-    spent, full = summary["device_seconds"], summary["device_seconds_without_stopping"]
-    stopped = sum(trial["state"] == "stopped" for trial in summary["trials"])
-    if not stopped or full <= 0:
-        return None
-    return {"stopped": stopped, "spent": spent, "full": full, "share": 1 - spent / full}
 
 
 # Charts.

@@ -3,11 +3,13 @@
 import json
 import statistics
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .ablation import as_dict, compare, is_ablation
 from .history import Record, Trial
+from .space import Parameters
 from .sweep import Sweep
 
 
@@ -48,7 +50,7 @@ def _trial(trial: Trial, run_id: str | None) -> dict[str, Any]:
         "state": trial.state,
         "reason": trial.reason,
         "rule": trial.rule,
-        "warnings": trial.warnings,
+        "warnings": dict(trial.warnings),
         "parameters": trial.parameters,
         "value": trial.value,
         "examples": trial.examples,
@@ -62,17 +64,88 @@ def _trial(trial: Trial, run_id: str | None) -> dict[str, Any]:
     }
 
 
-def best_of(sweep: Sweep, trials: list[Trial]) -> Trial | None:
-    """The best complete trial; with repeats, the first of the configuration with the best mean."""
+@dataclass(frozen=True)
+class Configuration:
+    """Parameters that were trained to the end, with every seed."""
+
+    number: int
+    """The trial of its first seed."""
+    group: int
+    parameters: Parameters
+    values: list[float]
+
+    @property
+    def mean(self) -> float:
+        """The value that the searcher saw."""
+        return statistics.fmean(self.values)
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation over the seeds; None of one."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How much better the best is than the base."""
+
+    amount: float
+    """In the objective's unit; positive where the best is better."""
+    share: float | None
+    """Of the base's value; None where that is zero."""
+
+
+def configurations(sweep: Sweep, trials: list[Trial]) -> list[Configuration]:
+    """Those whose repeats are all complete, the best first."""
     groups: dict[int, list[Trial]] = {}
     for trial in trials:
         groups.setdefault(trial.group, []).append(trial)
-    means = {
-        group: statistics.fmean(trial.value for trial in members if trial.value is not None)
-        for group, members in groups.items()
-        if len(members) == sweep.settings.repeats and all(trial.state == "complete" for trial in members)
-    }
-    return groups[min(means, key=lambda group: sweep.sign * means[group])][0] if means else None
+    found = []
+    for group, repeats in groups.items():
+        values = [trial.value for trial in repeats if trial.state == "complete" and trial.value is not None]
+        if len(values) == len(repeats) == sweep.settings.repeats:
+            found.append(Configuration(repeats[0].number, group, repeats[0].parameters, values))
+    return sorted(found, key=lambda configuration: (sweep.sign * configuration.mean, configuration.number))
+
+
+def gain(sweep: Sweep, found: list[Configuration]) -> Gain | None:
+    """Of the best over the base; None where the base is the best, or not complete."""
+    base = next((configuration for configuration in found if configuration.group == 0), None)
+    if base is None or found[0] is base:
+        return None
+    amount = sweep.sign * (base.mean - found[0].mean)
+    return Gain(amount, amount / abs(base.mean) if base.mean else None)
+
+
+def best_of(sweep: Sweep, trials: list[Trial]) -> Trial | None:
+    """The best complete trial; with repeats, the first of the configuration with the best mean."""
+    found = configurations(sweep, trials)
+    return next(trial for trial in trials if trial.number == found[0].number) if found else None
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What early stopping saved."""
+
+    stopped: int
+    """Trials that ended early."""
+    spent: float
+    """Device seconds of the trials that are complete or stopped."""
+    full: float
+    """Of the same trials, run to their ends."""
+
+    @property
+    def share(self) -> float:
+        """Of `full`."""
+        return 1 - self.spent / self.full
+
+
+def saving(told: Mapping[str, Any]) -> Saving | None:
+    """What a summary says of early stopping; None where none was stopped."""
+    stopped = sum(trial["state"] == "stopped" for trial in told["trials"])
+    spent = sum(trial["seconds"] for trial in told["trials"] if trial["state"] in ("complete", "stopped"))
+    full = told["device_seconds_without_stopping"]
+    return Saving(stopped, spent, full) if stopped and full > 0 else None
 
 
 def _without_stopping(trials: list[Trial]) -> float:

@@ -185,7 +185,12 @@ def changed(before: Sweep, after: Sweep) -> dict[str, list[Any]]:
         for sweep in (before, after)
     )
     keys = sorted(one.keys() | two.keys())
-    return {key: [one.get(key), two.get(key)] for key in keys if one.get(key) != two.get(key)}
+    differing = {key: [one.get(key), two.get(key)] for key in keys if one.get(key) != two.get(key)}
+    orders = [list(sweep.settings.search) for sweep in (before, after)]
+    if not differing and orders[0] != orders[1]:
+        # Searchers list, or draw, in the order of the keys.
+        return {"search": [", ".join(order) for order in orders]}
+    return differing
 
 
 def _stated(model: BaseModel, values: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from .ablation import Change, compare, is_ablation
 from .controller import Controller
 from .history import Record, Trial
 from .space import word
-from .summary import best_of
+from .summary import best_of, configurations, gain, saving
 from .sweep import Sweep
 
 STYLES = {
@@ -127,8 +127,8 @@ def ranked(sweep: Sweep, trials: list[Trial]) -> list[Trial]:
     """Complete trials by value, then the others by how far they came and what they reached."""
 
     def standing(trial: Trial) -> tuple[bool, float, float]:
-        value = trial.value if trial.value is not None else float("inf") * sweep.sign
-        return trial.state != "complete", -trial.examples, sweep.sign * value
+        value, done = trial.value if trial.value is not None else float("inf") * sweep.sign, trial.state == "complete"
+        return not done, 0 if done else -trial.examples, sweep.sign * value
 
     return sorted(trials, key=standing)
 
@@ -141,12 +141,15 @@ def summary_panel(sweep: Sweep, record: Record, told: Mapping[str, Any]) -> Rend
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", justify="right")
     facts.add_column()
-    if best is not None and best.value is not None:
-        facts.add_row("best", f"trial {best.number}: {metric} {number(best.value)}{_tried(best)}")
-        base = record.trials.get(0)
-        if base is not None and base.value is not None and base.state == "complete" and best.number != 0:
-            gain = sweep.sign * (base.value - best.value)
-            facts.add_row("base", f"trial 0: {number(base.value)}{_tried(base)}; the best gains {gain:.4g}")
+    found = configurations(sweep, list(record.trials.values()))
+    base = next((configuration for configuration in found if configuration.group == 0), None)
+    mean = f", the mean of {sweep.settings.repeats} seeds" if sweep.settings.repeats > 1 else ""
+    if best is not None:
+        facts.add_row("best", f"trial {best.number}: {metric} {number(found[0].mean)}{mean}{_tried(best)}")
+        gained = gain(sweep, found)
+        if base is not None and gained is not None:
+            tried = _tried(record.trials[0])
+            facts.add_row("base", f"trial 0: {number(base.mean)}{tried}; the best gains {gained.amount:.4g}")
         elif best.number == 0 and len(record.trials) > 1:
             facts.add_row("base", "nothing was better than it")
     elif record.trials:
@@ -168,16 +171,14 @@ def summary_panel(sweep: Sweep, record: Record, told: Mapping[str, Any]) -> Rend
         numbers = ", ".join(str(trial.number) for trial in warned[:8]) + (" …" if len(warned) > 8 else "")
         trials = "trial" if len(warned) == 1 else "trials"
         facts.add_row("warning", f"⚠ {rule} ({trials} {numbers}): {warned[0].warnings[rule]}")
-    spent, full = told["device_seconds"], told["device_seconds_without_stopping"]
-    ended_early = states.count("stopped")
-    if ended_early and full > 0:
+    if saved := saving(told):
         facts.add_row(
             "early stopping",
-            f"{ended_early} ended early; {duration(spent)} of card time instead of about {duration(full)} "
-            f"({1 - spent / full:.0%} saved)",
+            f"{saved.stopped} ended early; {duration(saved.spent)} of card time instead of about "
+            f"{duration(saved.full)} ({saved.share:.0%} saved)",
         )
-    elif spent:
-        facts.add_row("card time", duration(spent))
+    elif told["device_seconds"]:
+        facts.add_row("card time", duration(told["device_seconds"]))
     lines.append(facts)
     if is_ablation(sweep) and (changes := compare(sweep, record)):
         lines += [Text(), ablation_table(sweep, changes)]

@@ -293,7 +293,9 @@ class Tracker:
         tags = origin_tags(opened) | {
             "rigsweep.state": closed["state"] if closed else "running",
             "rigsweep.reason": closed["reason"] if closed else "",
-            "mlflow.note.content": describe_sweep(self._record, state.experiment, state.runs, address),
+            "mlflow.note.content": describe_sweep(
+                self._definition(), self._record, state.experiment, state.runs, address
+            ),
         }
         client.log_batch(state.parent, tags=[RunTag(key, value[:_TAG]) for key, value in tags.items()])
         if is_ablation(self._definition()):
@@ -333,7 +335,7 @@ class Tracker:
             "rigsweep.group": str(trial.group),
             "rigsweep.state": trial.state,
             "rigsweep.reason": trial.reason if trial.state != "running" else "",
-            "rigsweep.health": ", ".join(filter(None, [trial.rule, *trial.warnings])),
+            "rigsweep.health": ", ".join(dict.fromkeys(filter(None, [trial.rule, *trial.warnings]))),
             "rigsweep.warnings": "\n".join(f"{rule}: {reason}" for rule, reason in trial.warnings.items()),
             "rigsweep.node": trial.node,
             "rigsweep.card": ", ".join(trial.cards),
@@ -347,7 +349,10 @@ class Tracker:
 
     def _parameters(self, trial: Trial) -> dict[str, Any]:
         """The whole training of a trial, flat; what is not set is left out."""
-        training = self._definition().training(trial.parameters).model_dump(mode="json", exclude_none=True)
+        try:
+            training = self._definition().training(trial.parameters).model_dump(mode="json", exclude_none=True)
+        except WrongInput:  # it failed for this, before it began
+            training = {}
         return flatten(training) | trial.parameters | {"seed": trial.seed}
 
 

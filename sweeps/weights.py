@@ -27,8 +27,8 @@ def delete_losers(sweep: Sweep, record: Record, folder: Path) -> None:
     """
     trials = list(record.trials.values())
     best = best_of(sweep, trials)
-    kept = {0, best.number if best else 0}
-    over = [trial for trial in trials if trial.over and trial.number not in kept]
+    kept = {0, best.group if best else 0}
+    over = [trial for trial in trials if trial.over and trial.group not in kept]
 
     def standing(number: int) -> tuple[bool, float]:
         trial = record.trials[number]

@@ -145,6 +145,15 @@ def test_a_trial_that_was_lost_before_a_resume_fails_when_it_is_lost_again(contr
     assert controller.record.trials[0].state == "failed"
 
 
+def test_a_trial_that_does_not_leave_in_time_is_interrupted_however_often(controller_of: Make) -> None:
+    for _ in range(3):
+        controller = controller_of()
+        number = begin(controller)
+        controller.closing = "Ctrl-C"
+        controller.lost(number, "it made no progress for 60 s")
+        assert (controller.record.trials[0].state, controller.record.trials[0].lost) == ("interrupted", 0)
+
+
 def test_a_trial_whose_code_raised_has_failed_at_once(controller_of: Make) -> None:
     controller = controller_of()
     number = begin(controller)

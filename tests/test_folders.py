@@ -119,6 +119,13 @@ def test_a_training_is_the_base_alone_and_may_be_edited(file: str, runs: Path) -
     assert edited.training({}).optimizer.learning_rate == 2e-3
 
 
+def test_a_training_of_a_sweep_that_compares_within_groups_can_be_read_again(runs: Path) -> None:
+    sweep = folders.base_alone(folders.load("quickstart"))
+    (runs / sweep.name).mkdir(parents=True)
+    folders.write_settings(sweep, runs / sweep.name)
+    assert folders.read_sweep(runs / sweep.name).settings.early_stopping == sweep.settings.early_stopping
+
+
 def test_a_sweep_is_found_by_name_or_as_the_newest(file: str, runs: Path) -> None:
     with pytest.raises(WrongInput, match="no sweeps yet"):
         folders.find_sweep(runs, None)

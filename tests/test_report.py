@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rigsweep.sweeps import charts, files, folders, report, views
-from rigsweep.sweeps.findings import Spell, configurations, edges, gain, importances, spells, troubles
+from rigsweep.sweeps import charts, files, folders, report, summary, views
+from rigsweep.sweeps.findings import Spell, edges, importances, spells, troubles
 from rigsweep.sweeps.history import History
 from rigsweep.sweeps.report import duration, is_share, percent, span, tell, value
 from rigsweep.sweeps.sweep import READY, check, load
@@ -40,6 +40,10 @@ def made(runs: Path, name: str, *overrides: str, text: str = SWEEP, fault: Fault
         (samples / "000000050000-sample.txt").write_text("an early one")
         (samples / "000000100000-sample.txt").write_text(f"<script>alert({number})</script>\n你好 {'x' * 300}")
     return folder
+
+
+def configurations(sweep: Any, record: Any) -> list[summary.Configuration]:
+    return summary.configurations(sweep, list(record.trials.values()))
 
 
 def told_of(folder: Path, *, running: bool = False) -> dict[str, Any]:
@@ -82,7 +86,7 @@ def test_the_answer_is_the_best_with_its_gain_over_the_base(tmp_path: Path) -> N
     assert value(best.value) in page
     assert f"{percent(told['gain'].share)}) " in page.replace(")</p>", ") ")
     assert sweep.settings.question in page
-    assert told["saved"]["stopped"] == sum(trial.state == "stopped" for trial in record.trials.values())
+    assert told["saved"].stopped == sum(trial.state == "stopped" for trial in record.trials.values())
 
 
 def test_the_best_configuration_is_a_file_that_trains_just_that(tmp_path: Path) -> None:
@@ -129,23 +133,25 @@ def test_repeats_are_told_as_mean_and_spread() -> None:
     found = configurations(sweep, record_of(*trials))
     assert [(c.number, c.mean) for c in found] == [(2, pytest.approx(2.1)), (0, 3.5)]
     assert found[0].spread == pytest.approx(0.1414, abs=1e-4)
-    assert gain(sweep, found) == report.gain(sweep, found)
-    told = gain(sweep, found)
+    assert summary.gain(sweep, found) == report.gain(sweep, found)
+    told = summary.gain(sweep, found)
     assert told is not None
     assert told.amount == pytest.approx(1.4)
 
 
 def test_gains_of_negative_values_and_of_zero() -> None:
     sweep = sweep_of()
-    negative = gain(
+    negative = summary.gain(
         sweep, configurations(sweep, record_of(trial_of(0, "complete", -2.0), trial_of(1, "complete", -3.0)))
     )
     assert negative is not None
     assert (negative.amount, negative.share) == (1.0, 0.5)
-    zero = gain(sweep, configurations(sweep, record_of(trial_of(0, "complete", 0.0), trial_of(1, "complete", -3.0))))
+    zero = summary.gain(
+        sweep, configurations(sweep, record_of(trial_of(0, "complete", 0.0), trial_of(1, "complete", -3.0)))
+    )
     assert zero is not None
     assert (zero.amount, zero.share) == (3.0, None)
-    assert gain(sweep, configurations(sweep, record_of(trial_of(0, "complete", 1.0)))) is None
+    assert summary.gain(sweep, configurations(sweep, record_of(trial_of(0, "complete", 1.0)))) is None
 
 
 def test_importances_find_what_matters_and_say_why_there_are_none(tmp_path: Path) -> None:

@@ -449,6 +449,13 @@ def test_what_is_resolved_is_plain_yaml_for_other_readers() -> None:
     assert values["base"]["model"]["width"] == "= 32 * model.layers"
 
 
+def test_the_order_of_the_searched_keys_is_part_of_a_sweep() -> None:
+    keys = ["  optimizer.learning_rate: {choices: [1e-4, 1e-3]}", "  model.layers: {low: 1, high: 5}"]
+    one, two = (sweep_of(instead(SEARCHED, "\n".join(order)), "searcher=ablation") for order in (keys, keys[::-1]))
+    assert list(changed(one, two)) == ["search"]
+    assert changed(one, one) == {}
+
+
 def test_what_changed_between_two_files_is_told_but_for_what_may_change() -> None:
     before = sweep_of(GOOD)
     assert changed(before, sweep_of(GOOD, "trials=99", "limits.wall_time=1h", "question=Why?")) == {}

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rigsweep.sweeps.history import Record, Trial
+from rigsweep.sweeps.history import Record, Report, Trial
 from rigsweep.sweeps.summary import summarise
-from rigsweep.sweeps.tables import LiveShow, outcome, summary_panel, trials_table
+from rigsweep.sweeps.tables import LiveShow, outcome, ranked, summary_panel, trials_table
 
 from .simulator import sweep_of
 
@@ -58,3 +58,13 @@ def test_without_a_terminal_a_warning_is_a_line(capsys: pytest.CaptureFixture[st
         show.event("warned", trial_of(low_mfu="it is 12%", no_progress="the loss is flat"))
     (line,) = capsys.readouterr().out.splitlines()
     assert line.endswith("trial 3: ⚠ no-progress: the loss is flat")
+
+
+def test_complete_trials_are_ranked_by_their_value_whatever_their_budgets() -> None:
+    def complete(number: int, examples: int, value: float) -> Trial:
+        trial = Trial(number, number, 0, {}, proposed=0.0, state="complete", value=value)
+        trial.reports[examples] = Report(examples, examples, 0.0, 1.0, {"validation/loss": value}, 0.0)
+        return trial
+
+    short, long = complete(0, 100, 1.0), complete(1, 200, 2.0)
+    assert ranked(sweep_of(), [long, short]) == [short, long]

@@ -209,7 +209,7 @@ def test_ctrl_c_ends_the_server_too(served: Served) -> None:
     whole = [psutil.Process(served.process.pid), *family(served.process)]
     assert len(whole) >= 2
     served.process.send_signal(signal.SIGINT)
-    served.process.communicate(timeout=30)
+    served.process.communicate(timeout=120)
     assert served.process.returncode == 0
-    _, alive = psutil.wait_procs(whole, timeout=5)
+    _, alive = psutil.wait_procs(whole, timeout=30)
     assert not alive

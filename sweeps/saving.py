@@ -128,7 +128,11 @@ def variants(sweep: Sweep, rules: Sequence[str], **choices: Sequence[Any]) -> li
     """The sweep with each rule and each combination of the choices that the rule heeds. Raises `WrongInput`."""
     found: list[Sweep] = []
     for rule in rules:
-        asked = {name: values for name, values in choices.items() if values and name in DIALS.get(rule, choices)}
+        asked = {
+            name: values
+            for name, values in choices.items()
+            if values and name in (STOPPERS[rule].dials if rule in STOPPERS else choices)
+        }
         combined = (dict(zip(asked, values, strict=True)) for values in itertools.product(*asked.values()))
         found += [with_stopping(sweep, rule=rule, **one) for one in combined]
     return found
@@ -147,20 +151,11 @@ def usual_variants(sweep: Sweep) -> list[Sweep]:
     return list({describe(one): one for one in found}.values())
 
 
-DIALS = {
-    "asha": ("by", "within", "grace", "reduction"),
-    "forecast": ("by", "within", "grace", "chance"),
-    "median": ("by", "within", "grace"),
-    "none": (),
-}
-"""What each rule heeds of the settings of early stopping."""
-
-
 def describe(sweep: Sweep) -> str:
     """A sweep's rule in words: `asha, grace 10%, reduction 3, within model.width`."""
     stopping = sweep.settings.early_stopping
     words = [stopping.rule]
-    dials = DIALS[stopping.rule]
+    dials = STOPPERS[stopping.rule].dials
     if "grace" in dials:
         words.append(f"grace {sweep.grace:.3g}" if sweep.grace < 0.001 else f"grace {100 * sweep.grace:.3g}%")
     if "reduction" in dials:

@@ -8,9 +8,9 @@ compare with.
 
 import bisect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from statistics import NormalDist
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from .history import Report, Trial
 from .sweep import Sweep
@@ -19,6 +19,13 @@ from .sweep import Sweep
 class Stopper(Protocol):
     """Decides at each evaluation whether its trial goes on."""
 
+    dials: ClassVar[tuple[str, ...]]
+    """The settings of `early_stopping` that it reads."""
+
+    def __init__(self, sweep: Sweep, rungs: tuple[float, ...]):
+        """A stopper that has seen nothing; `rungs` are where trials are compared."""
+        ...
+
     def decide(self, trial: Trial, report: Report) -> str | None:
         """A reason to stop the trial at this report, or None. The same report twice counts once."""
         ...
@@ -26,6 +33,8 @@ class Stopper(Protocol):
 
 class NoStopping:
     """Every trial runs to its end."""
+
+    dials: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, sweep: Sweep, rungs: tuple[float, ...]):
         del sweep, rungs
@@ -43,6 +52,8 @@ class Asha:
     far, and at least while it is the best of them. It is asked once at each rung: a report that is repeated after
     a resume corrects its value there, and changes nothing of what was decided.
     """
+
+    dials: ClassVar[tuple[str, ...]] = ("by", "within", "grace", "reduction")
 
     def __init__(self, sweep: Sweep, rungs: tuple[float, ...]):
         self._sweep, self._ladder = sweep, _Ladder(sweep, rungs)
@@ -75,6 +86,8 @@ class Median:
     At each rung a trial is stopped when its best value so far is worse than the median of the running averages
     that the others had there.
     """
+
+    dials: ClassVar[tuple[str, ...]] = ("by", "within", "grace")
 
     def __init__(self, sweep: Sweep, rungs: tuple[float, ...]):
         self._sweep, self._ladder = sweep, _Ladder(sweep, rungs)
@@ -126,6 +139,7 @@ class Forecast:
     complete trial nothing in it is stopped, so the first of a sweep run to their end, as many as run at once.
     """
 
+    dials: ClassVar[tuple[str, ...]] = ("by", "within", "grace", "chance")
     _GUESS, _WORTH = 0.25, 2
 
     def __init__(self, sweep: Sweep, rungs: tuple[float, ...]):
@@ -268,7 +282,7 @@ class _Moments:
         self.squares += off * (value - self.mean)
 
 
-STOPPERS: Mapping[str, Callable[[Sweep, tuple[float, ...]], Stopper]] = {
+STOPPERS: Mapping[str, type[Stopper]] = {
     "asha": Asha,
     "forecast": Forecast,
     "median": Median,

@@ -106,7 +106,7 @@ def test_ray_may_lose_any_part_of_its_own_and_the_sweep_ends_in_one_line_and_goe
         victim(process, name).kill()
         _, error = process.communicate(timeout=120)
         assert process.returncode == 130, (name, error)
-        assert error == f"interrupted ({reason}); go on with: rigsweep sweep probe.yaml --resume\n"
+        assert error == f"interrupted ({reason}); go on with: rigsweep sweep probe.yaml --resume --cards 1\n"
         wait_until_gone(every)
     answer = rigsweep(*words, cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr

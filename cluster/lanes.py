@@ -124,6 +124,7 @@ class LaneHost:
             reason = _why("its worker process", error)
         watch.cancel()
         self._lose(reason)
+        await self._told()  # the pool ends this process at once
         return reason
 
     def _fit(self, me: Any) -> None:
@@ -157,13 +158,21 @@ class LaneHost:
             still = time.monotonic() - trial.moved
             if still > (min(self._hang_seconds, _ORDER_SECONDS) if trial.order.done() else self._hang_seconds):
                 self._lose(f"it made no progress for {still:.0f} s")
-                await asyncio.sleep(0.5)  # the message leaves before this process does
+                await self._told()
                 self._pool.kill.remote(self._name)
 
     def _lose(self, reason: str) -> None:
         if self._running is not None and not self._running.done:
             self._running.done = True
             self._running.messages.put_nowait({"event": "lost", "reason": reason})
+
+    async def _told(self, seconds: float = 5.0) -> None:
+        """Wait until the client has the trial's last message, and a little, for it to leave this process."""
+        for _ in range(int(seconds / 0.05)):
+            if self._running is None or self._running.messages.empty():
+                break
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)
 
     # The client's side.
 

@@ -84,12 +84,14 @@ def _server(uri: str, artifacts: str, port: int) -> "Iterator[subprocess.Popen[b
     told = sys.stderr if "RIGSWEEP_DEBUG" in os.environ else subprocess.DEVNULL
     # A session of its own: Ctrl-C comes here alone, and its workers end with the group.
     server = subprocess.Popen(command, env=os.environ | quiet, stdout=told, stderr=told, start_new_session=True)  # noqa: S603
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    # Also where a script began it in the background, and it was told to ignore the first.
+    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         _wait(server, f"http://127.0.0.1:{port}/health")
         yield server
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         _end(server)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import psutil
 
 from .errors import MachineError
+from .specifications import Specification, specification_of
 
 
 @dataclass(frozen=True)
@@ -31,34 +32,14 @@ class Card:
     threads: int
 
     @property
+    def specification(self) -> Specification | None:
+        """The maker's figures for it; None where they are not known, and all must be measured."""
+        return specification_of(self.name, self.memory_bytes)
+
+    @property
     def peak_bf16_flops_per_second(self) -> float | None:
-        """Dense bf16 peak with fp32 accumulation from the table below; None where it must be measured."""
-        return _PEAK_BF16_TFLOPS.get(self.name.removeprefix("NVIDIA ").removeprefix("GeForce "), 0) * 1e12 or None
-
-
-# Dense bf16 with fp32 accumulation, TFLOP/s, 2 FLOPs a multiply-add. GeForce: tensor cores x boost clock x
-# 0.128, as in NVIDIA's GA102, AD102 and GB202 white papers (their headline figures are twice or four times
-# this: fp16 accumulation, sparsity). Data-centre cards: NVIDIA's data sheets. A card that is not here is
-# measured, never guessed.
-_PEAK_BF16_TFLOPS = {
-    "RTX 3090": 71.2,
-    "RTX 3090 Ti": 80.0,
-    "RTX 4080": 97.5,
-    "RTX 4090": 165.2,
-    "RTX 5070": 61.7,
-    "RTX 5070 Ti": 87.9,
-    "RTX 5080": 112.6,
-    "RTX 5090": 209.5,
-    "RTX A6000": 154.8,
-    "L40S": 362.0,
-    "A100-SXM4-40GB": 312.0,
-    "A100-SXM4-80GB": 312.0,
-    "A100-PCIE-40GB": 312.0,
-    "A100 80GB PCIe": 312.0,
-    "H100 PCIe": 756.0,
-    "H100 80GB HBM3": 989.0,
-    "H200": 989.0,
-}
+        """Dense bf16 peak with fp32 accumulation by the maker's figures; None where it must be measured."""
+        return self.specification.peak_bf16_flops_per_second if self.specification else None
 
 
 def find_cards(*, use: int | None = None, threads: int | None = None) -> list[Card]:

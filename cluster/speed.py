@@ -1,20 +1,22 @@
 """How fast a card multiplies matrices: measured, since the advertised figure is rarely reached.
 
 MFU is reported against the card's peak and against this figure. It is measured in a process of its own (the
-driver never opens a CUDA context) and remembered per card and torch version.
+driver never opens a CUDA context) and kept for each machine, card and version of torch, where `rigsweep bench` keeps
+all that it measures.
 """
 
-import json
-import os
-import subprocess
-import sys
-import time
-from dataclasses import asdict, dataclass
-from importlib import metadata
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from .apart import measure_apart
 from .cards import Card
 from .errors import MachineError
+from .measurements import Measurement, keep_measurement, measurements_file, read_measurements
+
+LIMIT_SECONDS = 180.0
+"""Of the matrix products: about 5 s, but more where other processes keep the cores busy."""
 
 
 @dataclass(frozen=True)
@@ -36,69 +38,37 @@ class Speed:
 
 def card_speed(card: Card, cache: Path) -> Speed:
     """The measured speed of a card, from `cache` if it was measured there before (about 5 s if not)."""
-    file = cache / "speed" / f"{_slug(card)}-torch-{metadata.version('torch')}.json"
-    try:
-        return Speed(**json.loads(file.read_text()))
-    except (FileNotFoundError, ValueError, TypeError):
-        pass  # never measured, or by another version of this file: measure
-    # -P keeps the working directory off the path, where a folder `datasets` could hide the library.
-    command = [sys.executable, "-P", "-m", "rigsweep.cluster.speed", card.kind, str(card.threads)]
-    environment = dict(os.environ)
-    if card.kind == "cuda":
-        environment["CUDA_VISIBLE_DEVICES"] = card.identity
-    answer = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)  # noqa: S603
-    if answer.returncode:
-        raise MachineError(f"the speed of {card.name} could not be measured: {answer.stderr.strip()[-300:]}")
-    speed = Speed(**json.loads(answer.stdout.splitlines()[-1]))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(asdict(speed)))
-    temporary.replace(file)
+    file = measurements_file(cache, card)
+    kept = read_measurements(file).get("matmul")
+    if kept is not None and kept.state == "measured" and (speed := _speed(kept.values)) is not None:
+        return speed
+    found = measure_matmul(card)
+    keep_measurement(file, "matmul", found)
+    speed = _speed(found.values)
+    if speed is None:
+        raise MachineError(f"the speed of {card.name} could not be measured: {found.reason}; see `rigsweep bench`")
     return speed
 
 
-def measure(kind: str, threads: int) -> Speed:
-    """Measure the card that this process sees: the best of three sizes in each precision."""
-    import torch
-
-    if kind == "cpu":
-        torch.set_num_threads(threads)
-    torch.set_float32_matmul_precision("high")
-    device = torch.device(kind)
-    sizes = (2048, 4096, 8192) if kind == "cuda" else (256, 512, 1024)
-    best = {}
-    for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
-        best[name] = max(_matmul_flops_per_second(torch.randn(n, n, device=device, dtype=dtype)) for n in sizes)
-    # Never on a CPU: products are faster in bf16 on some, but PyTorch's attention loses it all in its backward
-    # pass (ten times fp32's time), and whether it pays would depend on the moment it was measured.
-    pays = kind == "cuda" and torch.cuda.get_device_capability() >= (8, 0)
-    return Speed(best["bf16"], best["fp32"], pays)
+def measure_matmul(card: Card) -> Measurement:
+    """Matrix products at three sizes in bf16 and fp32: see `measuring.matmul` for the values."""
+    return measure_apart("matmul", [arguments(card)], visible(card), LIMIT_SECONDS)
 
 
-def _matmul_flops_per_second(a, seconds: float = 0.4) -> float:
-    import torch
-
-    def wait() -> None:
-        if a.is_cuda:
-            torch.cuda.synchronize()
-
-    for _ in range(3):
-        torch.matmul(a, a)
-    wait()
-    rates = []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(rates) < 3:
-        start = time.perf_counter()
-        for _ in range(5):
-            torch.matmul(a, a)
-        wait()
-        rates.append(5 * 2 * a.shape[0] ** 3 / (time.perf_counter() - start))
-    return sorted(rates)[len(rates) // 2]
+def arguments(card: Card) -> dict[str, Any]:
+    """What a measurement is told of a card."""
+    return {"kind": card.kind, "threads": card.threads, "memory_bytes": card.memory_bytes}
 
 
-def _slug(card: Card) -> str:
-    return "".join(c if c.isalnum() else "-" for c in card.name.lower())
+def visible(*cards: Card) -> dict[str, str]:
+    """The environment in which a process sees these cards alone, in this order."""
+    return {"CUDA_VISIBLE_DEVICES": ",".join(card.identity if card.kind == "cuda" else "" for card in cards).strip(",")}
 
 
-if __name__ == "__main__":
-    print(json.dumps(asdict(measure(sys.argv[1], int(sys.argv[2])))))
+def _speed(values: Mapping[str, Any]) -> Speed | None:
+    """The best of the sizes in each precision; None where they were not measured."""
+    try:
+        bf16, fp32 = (max(values[f"{name}_flops_per_second"].values()) for name in ("bf16", "fp32"))
+        return Speed(bf16, fp32, values["bf16_pays"])
+    except (KeyError, ValueError, AttributeError):
+        return None

@@ -1,6 +1,7 @@
 """Everything that is measured of a machine's cards, each alone and each pair, kept beside what `card_speed` keeps."""
 
 import platform
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -107,7 +108,8 @@ def _measure_one(part: str, cards: Sequence[Card], environment: dict[str, str]) 
     if part != "all_reduce":
         return _checked(measure_apart(part, [told], environment, limit_seconds))
     # Both processes are on this machine: they meet in a file and talk over the loopback, whatever its network is.
-    network = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    network = {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
     with tempfile.TemporaryDirectory(prefix="rigsweep-") as folder:
         meeting = {"meeting_file": str(Path(folder) / "meeting"), "limit_seconds": limit_seconds}
         workers: list[dict[str, Any]] = [{**told, "rank": rank, **meeting} for rank in range(2)]

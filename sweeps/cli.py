@@ -274,6 +274,38 @@ def ui(
 
 
 @app.command()
+def bench(
+    again: Annotated[bool, typer.Option("--again", help="Measure also what is kept of earlier.")] = False,
+    as_json: Json = False,
+    cards: Cards = None,
+    threads: Threads = None,
+) -> None:
+    """Measure the cards, and the paths between them, beside their makers' figures."""
+    from rich.console import Console
+
+    from ..cluster.bench import bench as measure
+    from ..cluster.cards import find_cards
+    from ..cluster.locks import hold_cards
+    from .bench_table import bench_data, bench_table
+    from .running import cache_folder
+
+    found, told = find_cards(use=cards, threads=threads), Console(stderr=True)
+
+    def waiting(card: Any, holder: str) -> None:
+        told.print(f"waiting for {card.name}, held by {holder}", style="dim", highlight=False)
+
+    def progress(words: str, number: int, total: int) -> None:
+        told.print(f"{number} of {total}: {words}", style="dim", highlight=False, soft_wrap=True)
+
+    with hold_cards(found, waiting):
+        measured = measure(found, cache_folder(), progress, again=again)
+    if as_json:
+        print(json.dumps(bench_data(measured), ensure_ascii=False))
+    else:
+        Console().print(bench_table(measured))
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON Schema of sweep files, with which editors complete and check them."""
     from .schema import sweep_schema

@@ -8,11 +8,12 @@ import csv
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 
 from .errors import MachineError
+from .node_settings import Hardware, Node
 from .specifications import Specification, specification_of
 
 
@@ -30,6 +31,8 @@ class Card:
     identity: str
     memory_bytes: int
     threads: int
+    limited: bool = False
+    """Whether `memory_bytes` is a limit that was set, less than the card has."""
 
     @property
     def specification(self) -> Specification | None:
@@ -42,17 +45,50 @@ class Card:
         return self.specification.peak_bf16_flops_per_second if self.specification else None
 
 
-def find_cards(*, use: int | None = None, threads: int | None = None) -> list[Card]:
+def find_cards(*, use: int | None = None, threads: int | None = None, node: Node | None = None) -> list[Card]:
     """The cards to use: every GPU, else CPU cards of `threads` threads each (half of the cores by default).
 
-    `use` takes the first so many. Raises `MachineError` where there are fewer than asked for.
+    `node` says which of them, how many threads and how much memory; `use` takes the first so many, and `threads`
+    goes before the node's. Where the node describes a machine that is not here, its cards, to plan with. Raises
+    `MachineError` where there are fewer than asked for.
     """
-    cards = _gpus() or _cpu_cards(threads, use)
+    node = node or Node()
+    wanted = use if node.cards is None else len(node.cards)
+    cards = _planned(node.hardware) if node.hardware else _gpus() or _cpu_cards(threads or node.threads, wanted)
+    if node.cards is not None:
+        cards = _chosen(cards, node.cards)
     if use is not None:
         if use > len(cards):
-            raise MachineError(f"{use} cards asked for, but this machine has {len(cards)} ({describe(cards)})")
+            where = "this machine has" if node.cards is None else "the node file allows"
+            raise MachineError(f"{use} cards asked for, but {where} {len(cards)} ({describe(cards)})")
         cards = cards[:use]
-    return cards
+    return [_limited(card, node.memory) for card in cards]
+
+
+def _chosen(cards: list[Card], indexes: list[int]) -> list[Card]:
+    by_index = {card.index: card for card in cards}
+    missing = [str(index) for index in indexes if index not in by_index]
+    if missing:
+        there = ", ".join(map(str, by_index))
+        raise MachineError(
+            f"the node file asks for card {', '.join(missing)}, but this machine has {there} ({describe(cards)}); "
+            "change its `cards`"
+        )
+    return [by_index[index] for index in indexes]
+
+
+def _limited(card: Card, memory_bytes: int | None) -> Card:
+    if memory_bytes is None or memory_bytes >= card.memory_bytes:
+        return card
+    return replace(card, memory_bytes=memory_bytes, limited=True)
+
+
+def _planned(hardware: Hardware) -> list[Card]:
+    """The cards of a machine that is not here, by their specification."""
+    found = specification_of(hardware.card, hardware.memory or 0)
+    if found is None:
+        raise MachineError(f"the node file's hardware: no specification of {hardware.card} is known")
+    return [Card(i, "cuda", found.name, f"planned-{i}", found.memory_bytes, threads=1) for i in range(hardware.count)]
 
 
 def describe(cards: list[Card]) -> str:

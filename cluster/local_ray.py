@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,9 +69,10 @@ class LocalRay:
 
 
 @contextmanager
-def local_ray(cards: list[Card], log: Path) -> Iterator[LocalRay]:
+def local_ray(cards: list[Card], log: Path, *, environment: Mapping[str, str] | None = None) -> Iterator[LocalRay]:
     """A Ray for these cards alone, on 127.0.0.1, with a token of its own; nothing of it is left afterwards.
 
+    Its processes get `environment`, where a variable is not set already.
     Where this process has a Ray already, that one is used and left alone. Raises `MachineError` where Ray does
     not come up.
 
@@ -79,6 +80,8 @@ def local_ray(cards: list[Card], log: Path) -> Iterator[LocalRay]:
     `log`. The processes die with this one; what a killed one leaves nevertheless, the next clears up.
     """
     set_environment()
+    for key, value in (environment or {}).items():
+        os.environ.setdefault(key, value)
     if cards[0].kind == "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(card.identity for card in cards)
     import ray

@@ -55,6 +55,17 @@ def measure_matmul(card: Card) -> Measurement:
     return measure_apart("matmul", [arguments(card)], visible(card), LIMIT_SECONDS)
 
 
+def specified_speed(card: Card) -> Speed:
+    """The speed of a GPU by its specification: what no card quite reaches. Its fp32 is TF32, as in `measure`.
+
+    Raises `MachineError` where the specification has none.
+    """
+    found = card.specification
+    if found is None or not found.peak_bf16_flops_per_second or not found.peak_tf32_flops_per_second:
+        raise MachineError(f"no bf16 peak of {card.name} is known to plan with; plan on the machine itself")
+    return Speed(found.peak_bf16_flops_per_second, found.peak_tf32_flops_per_second, bf16_pays=True)
+
+
 def arguments(card: Card) -> dict[str, Any]:
     """What a measurement is told of a card."""
     return {"kind": card.kind, "threads": card.threads, "memory_bytes": card.memory_bytes}

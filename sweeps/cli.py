@@ -12,9 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from ..cluster.errors import MachineError
+from ..cluster.node_settings import Node
 from ..datasets.errors import DataError, NoCorpus
 from . import folders
 from .files import WrongInput
+from .node_file import node_schema, read_node, refuse_if_elsewhere
 from .sweep import Sweep, load
 
 app = typer.Typer(
@@ -38,6 +40,10 @@ Threads = Annotated[
     int | None,
     typer.Option("--threads", min=1, help="Threads of a card, without a GPU.", show_default="half of the cores"),
 ]
+On = Annotated[
+    str | None,
+    typer.Option("--on", metavar="NODE", help="The machine: a node file, or the name of a ready one."),
+]
 Run = Annotated[str, typer.Argument(help="SWEEP/NUMBER, SWEEP for its best, or an MLflow run id.", show_default=False)]
 Name = Annotated[str | None, typer.Argument(help="A sweep; the newest if not given.", show_default=False)]
 _RUNS = Path("runs")
@@ -54,16 +60,19 @@ def sweep(
     runs: Runs = _RUNS,
     cards: Cards = None,
     threads: Threads = None,
+    on: On = None,
 ) -> None:
     """Run a sweep: propose, train, stop early, track."""
     overrides = tuple(set_ or ())
     if dry_run:
-        _plan(load(file, overrides), as_json, runs, cards, threads)
+        _plan(load(file, overrides), as_json, runs, cards, threads, on)
         return
+    node = _node_here(on)
+    runs = _runs(runs, node)
     asked, edited = folders.open_sweep(file, overrides, runs, resume=resume, new=new)
     if not asked.settings.search:
         raise WrongInput(f"{file}: has nothing to search; train it by `rigsweep train {file}`")
-    _run(asked, edited, ["sweep", file], overrides, runs, as_json, cards, threads)
+    _run(asked, edited, ["sweep", file], overrides, runs, as_json, cards, threads, node, on)
 
 
 @app.command()
@@ -77,14 +86,29 @@ def train(
     runs: Runs = _RUNS,
     cards: Cards = None,
     threads: Threads = None,
+    on: On = None,
 ) -> None:
     """Train once: the base of a file. With --resume the file may have been edited."""
     overrides = tuple(set_ or ())
     if dry_run:
-        _plan(folders.base_alone(load(file, overrides)), as_json, runs, cards, threads)
+        _plan(folders.base_alone(load(file, overrides)), as_json, runs, cards, threads, on)
         return
+    node = _node_here(on)
+    runs = _runs(runs, node)
     asked, edited = folders.open_sweep(file, overrides, runs, resume=resume, new=new, training=True)
-    _run(asked, edited, ["train", file], overrides, runs, as_json, cards or 1, threads)
+    _run(asked, edited, ["train", file], overrides, runs, as_json, cards or 1, threads, node, on)
+
+
+def _node_here(on: str | None) -> Node:
+    """The node file of the machine that something is to run on."""
+    node = read_node(on)
+    refuse_if_elsewhere(node, on)
+    return node
+
+
+def _runs(runs: Path, node: Node | None = None) -> Path:
+    """Where sweeps are kept: as the command line or the environment says, else as the node file does."""
+    return runs if runs != _RUNS else (node or read_node(None)).folders.runs or runs
 
 
 def _run(
@@ -96,12 +120,15 @@ def _run(
     as_json: bool,
     cards: int | None,
     threads: int | None,
+    node: Node,
+    on: str | None,
 ) -> None:
     from .running import cache_folder, run
     from .tables import LiveShow, summary_panel
 
     with LiveShow(asked, quiet=as_json) as show:
-        outcome = run(asked, runs, cache_folder(), show, cards=cards, threads=threads, edited=edited)
+        cache = cache_folder(node)
+        outcome = run(asked, runs, cache, show, cards=cards, threads=threads, node=node, edited=edited)
     record = folders.record_of(runs / asked.name)
     if as_json:
         print(json.dumps(outcome.summary, ensure_ascii=False))
@@ -117,6 +144,7 @@ def _run(
         beside = asked.name not in (Path(file).stem, f"{Path(file).stem}-base")
         named = [asked.name] if beside else [file, *(word for one in overrides for word in ("--set", one))]
         again = ["rigsweep", command, *named, "--resume", *(["--runs", str(runs)] if runs != _RUNS else [])]
+        again += ["--on", on] if on else []
         again += ["--cards", str(cards)] if cards and command == "sweep" else []
         again += ["--threads", str(threads)] if threads else []
         print(f"interrupted ({outcome.reason}); go on with: {shlex.join(again)}", file=sys.stderr)
@@ -143,18 +171,21 @@ def plan(
     runs: Runs = _RUNS,
     cards: Cards = None,
     threads: Threads = None,
+    on: On = None,
 ) -> None:
     """Print every derived number, the trials and the time they will take; train nothing."""
-    _plan(load(file, tuple(set_ or ())), as_json, runs, cards, threads)
+    _plan(load(file, tuple(set_ or ())), as_json, runs, cards, threads, on)
 
 
-def _plan(asked: Sweep, as_json: bool, runs: Path, cards: int | None, threads: int | None) -> None:
+def _plan(asked: Sweep, as_json: bool, runs: Path, cards: int | None, threads: int | None, on: str | None) -> None:
     from .planning import plan_sweep, plan_table
     from .running import cache_folder
     from .tables import LiveShow
 
+    node = read_node(on)
     with LiveShow(asked, quiet=as_json) as show:
-        planned = plan_sweep(asked, cache_folder(), show.preparing, runs, cards=cards, threads=threads)
+        cache, runs = cache_folder(node), _runs(runs, node)
+        planned = plan_sweep(asked, cache, show.preparing, runs, cards=cards, threads=threads, node=node)
     if as_json:
         print(json.dumps(planned, ensure_ascii=False))
     else:
@@ -170,7 +201,7 @@ def results(name: Name = None, as_json: Json = False, runs: Runs = _RUNS) -> Non
     from .tables import summary_panel
     from .views import told_of
 
-    folder = folders.find_sweep(runs, name)
+    folder = folders.find_sweep(_runs(runs), name)
     asked, record = folders.read_sweep(folder), folders.record_of(folder)
     with alone_with(folder) as nobody_runs_it:
         told = told_of(asked, folder, record, running=not nobody_runs_it)
@@ -191,7 +222,7 @@ def report(name: Name = None, as_json: Json = False, runs: Runs = _RUNS) -> None
 
     from .views import rebuild
 
-    views = rebuild(folders.find_sweep(runs, name))
+    views = rebuild(folders.find_sweep(_runs(runs), name))
     if as_json:
         print(json.dumps(asdict(views), ensure_ascii=False))
     else:
@@ -215,7 +246,7 @@ def sample(
     from .running import cache_folder
     from .sampling import sample_run
 
-    texts = sample_run(run, runs, cache_folder(), tuple(set_ or ()))
+    texts = sample_run(run, _runs(runs), cache_folder(read_node(None)), tuple(set_ or ()))
     if as_json:
         print(json.dumps(texts, ensure_ascii=False))
     else:
@@ -231,7 +262,9 @@ def prepare(file: File, set_: Set = None, as_json: Json = False) -> None:
 
     asked = load(file, tuple(set_ or ()))
     with LiveShow(asked, quiet=as_json) as show:
-        told = registry.prepare(asked.settings.trainable, asked.training({}), cache_folder(), show.preparing)
+        told = registry.prepare(
+            asked.settings.trainable, asked.training({}), cache_folder(read_node(None)), show.preparing
+        )
     print(json.dumps(told, ensure_ascii=False) if as_json else "\n".join(f"{k}: {v}" for k, v in told.items()))
 
 
@@ -257,7 +290,7 @@ def simulate(
     from .simulating import simulate_sweep
 
     dials = {"grace": grace, "reduction": reduction, "chance": chance, "within": within}
-    folder = folders.find_sweep(runs, name)
+    folder = folders.find_sweep(_runs(runs), name)
     simulate_sweep(folder, stopper or [], dials, orders=orders, slots=slots, seed=seed, as_json=as_json)
 
 
@@ -270,6 +303,7 @@ def ui(
     """Open MLflow's own pages on the runs, with a sweep's comparison selected."""
     from .ui import serve
 
+    runs = _runs(runs)
     serve(runs, port, folders.find_sweep(runs, name).name)
 
 
@@ -306,11 +340,11 @@ def bench(
 
 
 @app.command()
-def schema() -> None:
+def schema(node: Annotated[bool, typer.Option("--node", help="Of node files.")] = False) -> None:
     """Print the JSON Schema of sweep files, with which editors complete and check them."""
     from .schema import sweep_schema
 
-    print(json.dumps(sweep_schema(), indent=1))
+    print(json.dumps(node_schema() if node else sweep_schema(), indent=1))
 
 
 # Click's error for wrong words on the command line, or typer's own copy of it.

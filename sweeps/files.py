@@ -1,7 +1,8 @@
 """Reading a file: safe YAML with line numbers, and one clear line for whatever is wrong in it.
 
-Numbers may be written `2e15`, `400k` (k = 1,000; M and B = 10^6 and 10^9), `10%` (0.1) and `10m` (600; s, m,
-h, d are seconds, minutes, hours, days). Tags, aliases, merge keys, doubled keys, NaN and infinity are refused.
+Numbers may be written `2e15`, `400k` (k = 1,000; M and B = 10^6 and 10^9), `10%` (0.1), `10m` (600; s, m, h, d
+are seconds, minutes, hours, days) and `16GB` (bytes; 16GiB = 16 x 2^30; k, M, G, T).
+Tags, aliases, merge keys, doubled keys, NaN and infinity are refused.
 """
 
 import math
@@ -15,8 +16,11 @@ import yaml
 
 Keys = tuple[str | int, ...]
 
-_NUMBER = re.compile(r"([-+]?(?:\d+(?:_\d+)*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)([kMB%smhd]?)")
+_NUMBER = re.compile(r"([-+]?(?:\d+(?:_\d+)*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)([kMGT]B|[KMGT]iB|[kMB%smhd]?)")
 _COUNTS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9}
+_SIZES = {f"{letter}B": 1000**i for i, letter in enumerate("kMGT", 1)}
+_SIZES |= {f"{letter}iB": 1024**i for i, letter in enumerate("KMGT", 1)}
+_WHOLE = _COUNTS | _SIZES
 _TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LINE_END = re.compile(r"\s*[\r\n\v\f\x1c-\x1e\x85\u2028\u2029]\s*")
 _EXPLICIT, _ALIAS = "explicit:", "alias"
@@ -205,14 +209,14 @@ def scalar(text: str) -> Any:
     digits, unit = found[1].replace("_", ""), found[2]
     if not math.isfinite(float(digits)):
         raise ValueError(f"a finite number is expected, found {shorten(text)}")
-    if re.fullmatch(r"[-+]?\d+", digits) and unit in _COUNTS:
-        return int(digits) * _COUNTS[unit]
+    if re.fullmatch(r"[-+]?\d+", digits) and unit in _WHOLE:
+        return int(digits) * _WHOLE[unit]
     # In decimals, so that 7% is 0.07 and 1.005k is 1005, exactly.
-    exact = Decimal(digits) / 100 if unit == "%" else Decimal(digits) * (_COUNTS | _TIMES)[unit]
+    exact = Decimal(digits) / 100 if unit == "%" else Decimal(digits) * (_WHOLE | _TIMES)[unit]
     number = float(exact)
     if not math.isfinite(number):
         raise ValueError(f"a finite number is expected, found {text}")
-    return int(exact) if unit in ("k", "M", "B") and number.is_integer() else number
+    return int(exact) if unit and unit in _WHOLE and number.is_integer() else number
 
 
 def _override(document: Document, override: str) -> None:

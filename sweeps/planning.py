@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..cluster.cards import describe, find_cards
-from ..cluster.speed import card_speed
+from ..cluster.node_settings import Node
+from ..cluster.speed import card_speed, specified_speed
 from ..trainables import registry
 from .history import Trial
 from .running import budgets, make_job
@@ -32,11 +33,13 @@ def plan_sweep(
     *,
     cards: int | None = None,
     threads: int | None = None,
+    node: Node | None = None,
 ) -> dict[str, Any]:
     """The plan of a sweep or training, as plain data; data is prepared if it is not yet."""
     _, starts_from = earlier_trials(sweep, runs)
-    found = find_cards(use=cards, threads=threads)
-    speed = card_speed(found[0], cache)
+    node = node or Node()
+    found = find_cards(use=cards, threads=threads, node=node)
+    speed = specified_speed(found[0]) if node.hardware else card_speed(found[0], cache)
     data = registry.prepare(sweep.settings.trainable, sweep.training({}), cache, preparing)
     rungs = sweep.rungs(budgets(sweep, cache) or [1.0])
     sections = ("budget", "model", "data", "batch")
@@ -60,6 +63,7 @@ def plan_sweep(
         "trainable": sweep.settings.trainable,
         "cards": [card.name for card in found],
         "machine": describe(found),
+        "speed_from": "specification" if node.hardware else "measured",
         "measured_flops_per_second": {
             "bf16": speed.bf16_flops_per_second,
             "fp32": speed.fp32_flops_per_second,
@@ -87,9 +91,9 @@ def plan_table(plan: Mapping[str, Any]) -> RenderableType:
     measured, base = plan["measured_flops_per_second"], plan["base"]
     facts.add_row("cards", plan["machine"])
     pays = "used by auto" if measured["bf16_pays"] else "not used by auto: no gain in training"
-    facts.add_row(
-        "measured", f"bf16 {_flops(measured['bf16'])}/s ({pays}), fp32 {_flops(measured['fp32'])}/s, matrix products"
-    )
+    told = f"bf16 {_flops(measured['bf16'])}/s ({pays}), fp32 {_flops(measured['fp32'])}/s, matrix products"
+    specified = plan["speed_from"] == "specification"
+    facts.add_row("speed" if specified else "measured", told + ("; specification, not measured" if specified else ""))
     for key, value in plan["data"].items():
         facts.add_row(key, str(value))
     facts.add_row(
@@ -130,7 +134,8 @@ def plan_table(plan: Mapping[str, Any]) -> RenderableType:
         f"with early stopping",
     )
     times.add_row("wall time", f"about {duration(plan['wall_seconds'])} on {plan['machine']}, start-up aside")
-    note = f"times are for {plan['efficiency']:.0%} of the measured speed; a short run of your own says more"
+    of = "that" if specified else "the measured"
+    note = f"times are for {plan['efficiency']:.0%} of {of} speed; a short run of your own says more"
     title = Text.assemble((plan["sweep"], "bold"), f"  {plan['question']}")
     return Group(title, facts, Text(), shapes, Text(), times, Text(note, style="dim"))
 

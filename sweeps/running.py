@@ -20,6 +20,7 @@ from ..cluster.cards import Card, find_cards
 from ..cluster.errors import MachineError
 from ..cluster.local_ray import LocalRay, local_ray
 from ..cluster.locks import hold_cards
+from ..cluster.node_settings import Node
 from ..cluster.speed import Speed, card_speed
 from ..datasets.errors import DataError
 from ..trainables import registry
@@ -77,16 +78,18 @@ def run(
     *,
     cards: int | None,
     threads: int | None,
+    node: Node | None = None,
     edited: dict[str, Any] | None = None,
 ) -> Outcome:
     """Run a sweep in its folder (made or resumed) to its end, a limit, Ctrl-C or a full disk. Raises `WrongInput`.
 
     The history says what there is to do: a new folder has none, a resumed one what is left. `edited` are the
-    settings that a resumed training changes, each as [before, after].
+    settings that a resumed training changes, each as [before, after]. `node` describes this machine.
     """
+    node = node or Node()
     folder = (runs / sweep.name).resolve()  # Ray's processes have another working directory
     try:
-        return _run_in(folder, sweep, cache, show, cards, threads, edited)
+        return _run_in(folder, sweep, cache, show, cards, threads, node, edited)
     except (WrongInput, DataError, MachineError):
         raise
     except Exception as error:
@@ -108,6 +111,7 @@ def _run_in(
     show: Show,
     cards: int | None,
     threads: int | None,
+    node: Node,
     edited: dict[str, Any] | None,
 ) -> Outcome:
     told = _start_from(sweep, folder, show)
@@ -119,12 +123,12 @@ def _run_in(
         if nothing_left(sweep, history.record):
             return _finish(sweep, folder, history.record, "complete", "every trial is over")
         _check_disk(folder)
-        found = find_cards(use=cards, threads=threads)
+        found = find_cards(use=cards, threads=threads, node=node)
         with (
             _chatter_to_log(folder),
             hold_cards(found, lambda card, who: show.note(f"waiting for {card.name}, held by {who}")),
         ):
-            return _run_on(sweep, folder, cache, show, history, found, told)
+            return _run_on(sweep, folder, cache, show, history, found, node, told)
     finally:
         history.close()
 
@@ -147,6 +151,7 @@ def _run_on(
     show: Show,
     history: History,
     cards: list[Card],
+    node: Node,
     told: list[dict[str, Any]],
 ) -> Outcome:
     started = time.monotonic()
@@ -162,7 +167,7 @@ def _run_on(
     def job(number: int) -> Job:
         return make_job(sweep, controller.record.trials[number], folder, cache, cards[0], speed, rungs, initial)
 
-    with local_ray(cards, folder / "log") as local:
+    with local_ray(cards, folder / "log", environment=node.nccl) as local:
         import ray
         from ray.exceptions import RayActorError, RayError, RayTaskError
 
@@ -413,8 +418,11 @@ def _chatter_to_log(folder: Path) -> Iterator[None]:
             root.handlers[:] = before
 
 
-def cache_folder() -> Path:
-    """Where prepared data, measured speeds and compiled code are kept: `RIGSWEEP_CACHE`, else the user's cache."""
-    told = os.environ.get("RIGSWEEP_CACHE")
+def cache_folder(node: Node | None = None) -> Path:
+    """Where prepared data, measured speeds and compiled code are kept.
+
+    `RIGSWEEP_CACHE`, else as the node file says, else the user's cache.
+    """
+    told = os.environ.get("RIGSWEEP_CACHE") or (node.folders.cache if node else None)
     base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return Path(told).expanduser() if told else base / "rigsweep"

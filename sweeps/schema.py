@@ -7,7 +7,7 @@ from .searchers import SEARCHERS
 from .settings import SweepSettings
 from .validation import all_keys
 
-_NUMBER = r"^[-+]?[0-9._]+([eE][-+]?[0-9]+)?[kMB%smhd]?$|^=.*"
+_NUMBER = r"^[-+]?[0-9._]+([eE][-+]?[0-9]+)?([kMGT]B|[KMGT]iB|[kMB%smhd])?$|^=.*"
 
 
 def sweep_schema() -> dict[str, Any]:
@@ -37,7 +37,7 @@ def sweep_schema() -> dict[str, Any]:
             }
         )
     definitions["Dimension"] = _DIMENSION
-    return _with_units(schema)
+    return with_units(schema)
 
 
 _WHEN = {"type": "object", "description": "The dimension exists only where these keys have these values."}
@@ -66,13 +66,13 @@ _DIMENSION: dict[str, Any] = {
 }
 
 
-def _with_units(node: Any) -> Any:
-    """Numbers may also be written 400k, 10%, 2h, or be derived; to an editor those are text."""
+def with_units(node: Any) -> Any:
+    """A schema in which numbers may also be written 400k, 10%, 2h, 16GB, or be derived: to an editor, text."""
     if isinstance(node, list):
-        return [_with_units(item) for item in node]
+        return [with_units(item) for item in node]
     if not isinstance(node, dict):
         return node
-    changed = {key: _with_units(value) for key, value in node.items()}
+    changed = {key: with_units(value) for key, value in node.items()}
     if changed.get("type") in ("number", "integer"):
         described = {key: changed.pop(key) for key in ("title", "description", "default") if key in changed}
         return {**described, "anyOf": [changed, {"type": "string", "pattern": _NUMBER}]}

@@ -10,7 +10,7 @@ from ..trainables.settings import Training
 from .expressions import ExpressionError, is_expression, keys_in
 from .files import Document, Keys, WrongInput
 from .space import Dimension, Parameters, Space, flatten, named_in, word
-from .validation import all_keys, is_time, members, model_at, refusal, unknown_key, validate
+from .validation import all_keys, members, misread_unit, model_at, refusal, unknown_key, validate
 
 
 class _Range(BaseModel, frozen=True, extra="forbid"):
@@ -86,7 +86,7 @@ def _dimension(document: Document, model: type[Training], key: str, told: Any, k
             raise document.wrong((*place, "choices"), "is empty; give at least one value")
         for i, choice in enumerate(choices):
             at = (*place, "choices", i)
-            if problem := is_time(choice, document.written(at), key):
+            if problem := misread_unit(choice, document.written(at), key):
                 raise document.wrong(at, problem)
             if choice in choices[:i]:
                 raise document.wrong(at, f"is there twice: {document.written(at)}")

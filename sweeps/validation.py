@@ -15,6 +15,9 @@ from .files import Document, Keys, WrongInput, scalar, shorten
 _TIME_WORDS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _TIME = re.compile(r"[-+]?[\d_.]+(?:[eE][-+]?\d+)?([smhd])")
 _TIME_KEY = re.compile(r"(^|_)(time|seconds|hang)(_|$)")
+_SIZE = re.compile(r"[-+]?[\d_.]+(?:[eE][-+]?\d+)?([kMGT]B|[KMGT]iB)")
+_SIZE_KEY = re.compile(r"(^|_)(bytes|memory)(_|$)")
+_UNITS = "k M B, %, and s m h d for times, GB and GiB for bytes"
 _OTHER_UNIT = re.compile(r"[-+]?[\d_.]+(?:[eE][-+]?\d+)?\s*[A-Za-z%]+")
 
 
@@ -48,7 +51,7 @@ def _lookalikes(
             yield from _lookalikes(inner, value, document, prefix, here)
             continue
         # `low` and `high` are of the searched key.
-        problem = is_time(value, document.written((*prefix, *here)), str(prefix[1]) if len(prefix) == 2 else name)
+        problem = misread_unit(value, document.written((*prefix, *here)), str(prefix[1]) if len(prefix) == 2 else name)
         if isinstance(value, bool) and kinds & {int, float} and not kinds & {bool, Any}:
             yield {"type": "int_type" if int in kinds else "float_type", "loc": here, "input": value}
         elif problem and kinds & {int, float}:
@@ -61,8 +64,10 @@ def _kinds(model: type[BaseModel]) -> dict[str, tuple[type[BaseModel] | None, se
     return {name: (model_at(model, (name,)), members(told.annotation)) for name, told in model.model_fields.items()}
 
 
-def is_time(value: Any, written: str, name: str) -> str | None:
-    """What is wrong with a time such as `10m` where the key called `name` is none; else None."""
+def misread_unit(value: Any, written: str, name: str) -> str | None:
+    """What is wrong with a time such as `10m`, or a size such as `16GB`, where the key called `name` is none."""
+    if isinstance(value, int | float) and _SIZE.fullmatch(written) and not _SIZE_KEY.search(name.rpartition(".")[2]):
+        return f"is not a size in bytes, found {written}"
     found = _TIME.fullmatch(written) if isinstance(value, float) else None
     if found is None or _TIME_KEY.search(name.rpartition(".")[2]):
         return None
@@ -112,7 +117,7 @@ def refusal(error: Any, shown: str, keys: list[str] | None = None) -> str:
         allowed = "a whole number" if kind.startswith("int_") else "a number"
         if isinstance(error["input"], str) and _OTHER_UNIT.fullmatch(shown):
             number = not isinstance(scalar(shown), str)
-            hint = "; write it without quotes" if number else "; units are k M B, %, and s m h d for times"
+            hint = "; write it without quotes" if number else f"; units are {_UNITS}"
     elif kind in _WORDS:
         allowed = _WORDS[kind]
         if allowed == "a section" and keys:

@@ -17,7 +17,14 @@ MAY_IMPORT = {
     "sweeps": {"cluster", "datasets", "trainables"},
 }
 MODULES = sorted(file for room in MAY_IMPORT for file in (ROOT / room).glob("*.py"))
-LIGHT = ["sweeps.cli", "sweeps.sweep", "trainables.settings", "trainables.gpt_settings", "datasets.settings"]
+LIGHT = [
+    "sweeps.cli",
+    "sweeps.sweep",
+    "trainables.settings",
+    "trainables.gpt_settings",
+    "datasets.settings",
+    "sweeps.node_file",
+]
 HEAVY = {"torch", "ray", "mlflow", "optuna", "transformers", "pandas", "pyarrow", "numpy", "matplotlib", "jinja2"}
 
 

@@ -106,6 +106,8 @@ examples: 400k -> examples: 10m
     8: base.budget.examples: is not a time, found 10m (m is minutes; a million is M)
 search: -> trials: 2h\nsearch:
     9: trials: is not a time, found 2h (h is hours)
+search: -> trials: 2GB\nsearch:
+    9: trials: is not a size in bytes, found 2GB
 warmup: 2% -> warmup: 110%
     6: base.schedule.warmup: allowed: at most 100%, found 110%
 warmup: 2% -> warmup: 1.1

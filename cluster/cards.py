@@ -91,6 +91,11 @@ def _planned(hardware: Hardware) -> list[Card]:
     return [Card(i, "cuda", found.name, f"planned-{i}", found.memory_bytes, threads=1) for i in range(hardware.count)]
 
 
+def count_in_machine(card: Card) -> int:
+    """How many cards like this one the machine has, used or not."""
+    return max(1, len(_gpus()) if card.kind == "cuda" else _cores() // card.threads)
+
+
 def describe(cards: list[Card]) -> str:
     """The cards in words, for one line: `2 x RTX 3090 (24 GiB)`."""
     kinds: dict[str, int] = {}
@@ -116,8 +121,12 @@ def _gpus() -> list[Card]:
     return found
 
 
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _cpu_cards(threads: int | None, use: int | None) -> list[Card]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = _cores()
     if threads is None:
         threads = max(1, cores // (use or 2))
     if threads > cores:

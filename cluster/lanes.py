@@ -18,6 +18,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, get_current_placement_group, remove_placement_group
 
 from .cards import Card
+from .energy import EnergyMeter
 from .local_ray import NAMESPACE
 
 Message = dict[str, Any]
@@ -39,12 +41,15 @@ class Channel:
 
     `send` delivers a message and waits until the host has it. `progress` is what the trial last said of
     itself; a thread passes it on twice a second, which is also how the host knows that the trial moves.
-    `order` turns from None to `stop` or `interrupt` when the trial is to leave.
+    `order` turns from None to `stop` or `interrupt` when the trial is to leave. `phases` says what the trial has
+    spent its time on; it is passed on beside the energy of `cards` (GPUs, by their UUIDs) as the trial's usage.
     """
 
-    def __init__(self, host: Any, number: int):
+    def __init__(self, host: Any, number: int, cards: Sequence[str] = ()):
         self.order: str | None = None
         self.progress: Message = {}
+        self.phases: Callable[[], dict[str, float]] = dict
+        self.energy = EnergyMeter(cards)
         self._host, self._number = host, number
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._listen, daemon=True)
@@ -60,6 +65,7 @@ class Channel:
     def __exit__(self, *_: object) -> None:
         self._closed.set()
         self._thread.join(timeout=10)
+        ray.get(self._beat())  # what it has used in all arrives before its last message
 
     def _listen(self) -> None:
         order = self._host.orders.remote(self._number)
@@ -67,7 +73,11 @@ class Channel:
             ready, _ = ray.wait([order], timeout=_BEAT_SECONDS)
             if ready:
                 self.order = ray.get(order)
-            self._host.beat.remote(self._number, dict(self.progress))
+            self._beat()
+
+    def _beat(self) -> Any:
+        usage = {"phases": self.phases(), "energy_joules": self.energy.read()}
+        return self._host.beat.remote(self._number, dict(self.progress), usage)
 
 
 def _serve(config: dict[str, Any]) -> None:
@@ -77,9 +87,10 @@ def _serve(config: dict[str, Any]) -> None:
     work = getattr(importlib.import_module(module), name)
     place = {"node": socket.gethostname(), "process": os.getpid(), "cards": config["cards"]}
     group = get_current_placement_group()
+    measured = [card["identity"] for card in config["cards"] if card["kind"] == "cuda"]
     while (taken := ray.get(host.take.remote(place, group))) is not None:
         number, job = taken
-        with Channel(host, number) as channel:
+        with Channel(host, number, measured) as channel:
             final = work(job, channel)
         ray.get(host.send.remote(number, final))
         # An out-of-memory or CUDA error leaves the process in a state that no later trial should inherit.
@@ -95,6 +106,8 @@ class _Running:
     messages: "asyncio.Queue[Message]" = field(default_factory=asyncio.Queue)
     order: "asyncio.Future[str]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     progress: Message = field(default_factory=dict)
+    usage: Message = field(default_factory=dict)
+    """Its energy and seconds by phase, as last heard."""
     moved: float = field(default_factory=time.monotonic)
     done: bool = False
 
@@ -164,7 +177,7 @@ class LaneHost:
     def _lose(self, reason: str) -> None:
         if self._running is not None and not self._running.done:
             self._running.done = True
-            self._running.messages.put_nowait({"event": "lost", "reason": reason})
+            self._running.messages.put_nowait({"event": "lost", "reason": reason, "usage": self._running.usage})
 
     async def _told(self, seconds: float = 5.0) -> None:
         """Wait until the client has the trial's last message, and a little, for it to leave this process."""
@@ -201,7 +214,7 @@ class LaneHost:
     async def progress(self) -> tuple[int, Message] | None:
         """What the trial that is on the lane last said of itself."""
         trial = self._running
-        return None if trial is None or trial.done else (trial.number, trial.progress)
+        return None if trial is None or trial.done else (trial.number, trial.progress | {"usage": trial.usage})
 
     async def retire(self) -> None:
         """End the lane once its worker asks for the next trial."""
@@ -221,19 +234,19 @@ class LaneHost:
         """A message from the trial to its client."""
         if self._running is not None and self._running.number == number and not self._running.done:
             self._running.moved = time.monotonic()
-            self._running.messages.put_nowait(message)
+            self._running.messages.put_nowait(message | {"usage": self._running.usage})
 
     async def orders(self, number: int) -> str:
         """The order to leave, once there is one."""
         assert self._running is not None and self._running.number == number
         return await asyncio.shield(self._running.order)
 
-    async def beat(self, number: int, progress: Message) -> None:
-        """A sign of life; the trial has moved if what it says of itself has changed."""
+    async def beat(self, number: int, progress: Message, usage: Message) -> None:
+        """A sign of life; the trial has moved if what it says of itself has changed. A hung one still uses energy."""
         if self._running is not None and self._running.number == number:
             if progress != self._running.progress:
                 self._running.moved = time.monotonic()
-            self._running.progress = progress
+            self._running.progress, self._running.usage = progress, usage
 
 
 @dataclass

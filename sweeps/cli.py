@@ -156,11 +156,12 @@ def _run(
 
 
 def _trials(asked: Sweep, record: Any) -> Any:
+    from .money import Rates
     from .summary import best_of
     from .tables import ranked, trials_table
 
     trials = ranked(asked, list(record.trials.values()))
-    return trials_table(asked, trials, {}, best=best_of(asked, trials))
+    return trials_table(asked, trials, {}, best=best_of(asked, trials), rates=Rates.of(record))
 
 
 @app.command()

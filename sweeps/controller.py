@@ -6,12 +6,13 @@ What runs the trials (`running.py`, or `simulation.py`) asks `next_trial` and pa
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .files import WrongInput
 from .history import ENDS, History, Trial, replay
+from .money import Rates
 from .stoppers import STOPPERS
 from .study import Study
 from .sweep import Sweep
@@ -32,6 +33,8 @@ class Controller:
     """Seconds; a simulation has a clock of its own."""
     _waiting: list[int] = field(default_factory=list)
     _since: dict[int, float] = field(default_factory=dict)
+    _usage: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Energy and seconds by phase of the attempts that run, as last heard."""
 
     def __post_init__(self) -> None:
         self.record = self.history.record
@@ -93,10 +96,16 @@ class Controller:
 
     # What happened.
 
-    def started(self, number: int, node: str, cards: list[str], process: int) -> None:
-        """A trial runs."""
+    def started(self, number: int, node: str, cards: list[str], process: int, identities: Sequence[str] = ()) -> None:
+        """A trial runs, on `cards` by their names and their `identities`."""
         self._since[number] = self.clock()
-        self._write("started", number, node=node, cards=cards, process=process)
+        self._usage.pop(number, None)
+        self._write("started", number, node=node, cards=cards, identities=list(identities), process=process)
+
+    def heard(self, number: int, usage: dict[str, Any] | None) -> None:
+        """What the present attempt of a trial has used so far: `energy_joules` and `phases`."""
+        if usage and number in self._since:
+            self._usage[number] = {name: told for name, told in usage.items() if told not in (None, {})}
 
     def reported(self, number: int, report: dict[str, Any]) -> bool:
         """An evaluation; returns whether the trial is to stop."""
@@ -112,7 +121,7 @@ class Controller:
             reason = f"{metric} is not finite ({metrics[metric]}) after {report['examples']:,} examples"
             self._end(number, "diverged", reason, "non-finite-loss")
             return True
-        event = self.history.append("report", trial=number, **fields)
+        event = self.history.append("report", trial=number, **fields, **self._usage.get(number, {}))
         verdict = self.stopper.decide(trial, trial.reports[event["examples"]])
         self.tell("report", trial)
         if verdict:
@@ -160,7 +169,23 @@ class Controller:
             return f"the limit of {limits.wall_time:,.0f} s wall time"
         if limits.device_time is not None and self.device_seconds() >= limits.device_time:
             return f"the limit of {limits.device_time:,.0f} s device time"
+        if limits.cost is not None and self.cost() >= limits.cost:
+            return f"the cost limit of {Rates.of(self.record).money(limits.cost)}"
         return None
+
+    def cost(self) -> float:
+        """What the sweep has cost so far, running trials included; 0 of what is not known."""
+        rates, now = Rates.of(self.record), self.clock()
+        total = 0.0
+        for trial in list(self.record.trials.values()):
+            seconds, joules = trial.seconds, trial.energy_joules
+            if trial.state == "running" and trial.number in self._since:
+                seconds += now - self._since[trial.number]
+                heard = self._usage.get(trial.number, {}).get("energy_joules")
+                if heard is not None:
+                    joules = (joules or 0.0) + heard - (trial.attempt.get("energy_joules") or 0.0)
+            total += rates.cost(joules, seconds * max(1, len(trial.cards))) or 0.0
+        return total
 
     def device_seconds(self) -> float:
         """Card-seconds spent so far, running trials included."""
@@ -177,10 +202,12 @@ class Controller:
         value = trial.last.metrics.get(metric) if trial.last and state in ("complete", "stopped") else None
         if state == "complete" and value is None:
             state, reason = "failed", f"no evaluation of {metric} at its end"
-        self._write("ended", number, state=state, reason=reason, seconds=self._spent(trial), value=value, rule=rule)
+        spent, used = self._spent(trial), self._usage.pop(number, {})
+        self._write("ended", number, state=state, reason=reason, seconds=spent, value=value, rule=rule, **used)
 
     def _leave(self, number: int, kind: str, reason: str) -> None:
-        self._write(kind, number, reason=reason, seconds=self._spent(self.record.trials[number]))
+        spent, used = self._spent(self.record.trials[number]), self._usage.pop(number, {})
+        self._write(kind, number, reason=reason, seconds=spent, **used)
 
     def _spent(self, trial: Trial) -> float:
         """Seconds of the attempt that ends now; of a process that died, up to its last evaluation."""

@@ -3,10 +3,11 @@
 `history.jsonl` has one event a line, flushed to disk before anything acts on it. The Optuna study, MLflow,
 `summary.json` and the report are projections of it and can be rebuilt. Events, each with `time` (Unix seconds):
 
-    opened    version, sweep, trainable, objective, told  the first line; again at every resume. `told`, of the first
-                                                         alone: trials of earlier sweeps (`start_from.py`)
+    opened    version, sweep, trainable, objective, cards, rates, told  the first line; again at every resume.
+                                                         `rates`: what energy and time cost (`money.py`). `told`, of
+                                                         the first alone: trials of earlier sweeps (`start_from.py`)
     proposed  trial, group, seed, parameters             a trial exists
-    started   trial, node, cards, process                it runs (again after an interruption)
+    started   trial, node, cards, identities, process    it runs (again after an interruption)
     report    trial, examples, total, flops, seconds, metrics, checkpoint   an evaluation
     warned    trial, rule, reason, examples              a health rule has something to say; once a rule and trial
     lost      trial, reason, seconds                     its machine failed it; it can go on once
@@ -14,6 +15,9 @@
     ended     trial, state, reason, seconds, value, rule   for good; `rule` is the health rule that ended it, if one
     edited    changed                                    a training goes on with other settings
     closed    state, reason                              the sweep's process ended in an orderly way
+
+`report`, `lost`, `interrupted` and `ended` also have, where they are known, `energy_joules` (measured) and `phases`
+(seconds by what the trial did), both of the trial's present attempt so far.
 """
 
 import fcntl
@@ -75,6 +79,14 @@ class Trial:
     """Of all its attempts that are over."""
     node: str = ""
     cards: list[str] = field(default_factory=list)
+    identities: list[str] = field(default_factory=list)
+    """Of the same cards."""
+    energy_joules: float | None = None
+    """Measured, over all its attempts, the present one as far as it was told; None where nothing was measured."""
+    phases: dict[str, float] = field(default_factory=dict)
+    """Seconds by what it did, likewise."""
+    attempt: Event = field(default_factory=dict)
+    """`energy_joules` and `phases` of its present attempt so far."""
 
     @property
     def over(self) -> bool:
@@ -108,13 +120,24 @@ class Record:
     """Of the newest event."""
     told: list[dict[str, Any]] = field(default_factory=list)
     """Trials of earlier sweeps, which the searcher knows from the beginning."""
+    card_seconds: dict[str, float] = field(default_factory=dict)
+    """How long the sweep had each card, by its identity."""
+    card_phases: dict[str, dict[str, float]] = field(default_factory=dict)
+    """What trials did on each card, in seconds; `start_up` is also until the first trial of a spell."""
+    _fresh: dict[str, float] = field(default_factory=dict)
+    """Cards that have had no trial since the sweep was opened, and when that was."""
 
     def apply(self, event: Event) -> None:
         """Take one more event into account. Events of trials that are over change nothing."""
         kind, number = event["event"], event.get("trial", -1)
-        self.time = max(self.time, event["time"])
+        elapsed, self.time = max(0.0, event["time"] - self.time), max(self.time, event["time"])
+        if kind != "opened" and self.opened and not self.closed:
+            for card in self.opened.get("cards", ()):
+                identity = card["identity"]
+                self.card_seconds[identity] = self.card_seconds.get(identity, 0.0) + elapsed
         if kind == "opened":
             self.opened, self.closed = event, None
+            self._fresh = {card["identity"]: event["time"] for card in event.get("cards", ())}
             self.told += event.get("told", [])
         elif kind == "closed":
             self.closed = event
@@ -133,6 +156,9 @@ class Record:
         if kind == "started":
             trial.state, trial.started = "running", event["time"]
             trial.node, trial.cards = event["node"], event["cards"]
+            trial.identities, trial.attempt = event.get("identities", []), {}
+            for identity in trial.identities:
+                self._spent(identity, "start_up", event["time"] - self._fresh.pop(identity, event["time"]))
         elif kind == "report":
             trial.reports[event["examples"]] = Report(
                 event["examples"],
@@ -142,18 +168,46 @@ class Record:
                 event["metrics"],
                 event["time"],
             )
+            self._used(trial, event)
         elif kind == "warned":
             trial.warnings[event["rule"]] = event["reason"]
         elif kind in ("lost", "interrupted"):
             trial.state, trial.reason = "interrupted", event["reason"]
             trial.lost += kind == "lost"
             trial.seconds += event["seconds"]
+            self._used(trial, event)
+            self._unknown(trial, event)
         elif kind == "ended":
             trial.state, trial.reason, trial.value = event["state"], event["reason"], event["value"]
             trial.ended, trial.rule = event["time"], event.get("rule", "")
             trial.seconds += event["seconds"]
+            self._used(trial, event)
+            self._unknown(trial, event)
         else:
             raise ValueError(f"unknown event {kind}")
+
+    def _used(self, trial: Trial, event: Event) -> None:
+        """What a trial has used since its attempt was last told of."""
+        before, phases = trial.attempt.get("phases", {}), event.get("phases", {})
+        for phase, seconds in phases.items():
+            more = seconds - before.get(phase, 0.0)
+            trial.phases[phase] = trial.phases.get(phase, 0.0) + more
+            for identity in trial.identities:
+                self._spent(identity, phase, more)
+        joules = event.get("energy_joules")
+        if joules is not None:
+            trial.energy_joules = (trial.energy_joules or 0.0) + joules - (trial.attempt.get("energy_joules") or 0.0)
+        trial.attempt = {"phases": before | phases, "energy_joules": joules or trial.attempt.get("energy_joules")}
+
+    def _unknown(self, trial: Trial, event: Event) -> None:
+        """An attempt that ends and never said what it did."""
+        if not trial.attempt["phases"]:
+            for identity in trial.identities:
+                self._spent(identity, "unknown", event["seconds"])
+
+    def _spent(self, identity: str, phase: str, seconds: float) -> None:
+        phases = self.card_phases.setdefault(identity, {})
+        phases[phase] = phases.get(phase, 0.0) + seconds
 
     def groups(self) -> dict[int, list[Trial]]:
         """Trials by configuration; repeats differ in the seed alone."""

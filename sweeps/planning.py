@@ -1,6 +1,6 @@
 """`rigsweep plan`: every derived number, the trials and the time they take, without training."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from ..cluster.node_settings import Node
 from ..cluster.speed import card_speed, specified_speed
 from ..trainables import registry
 from .history import Trial
+from .money import JOULES_PER_KWH, Rates, prices_of, rates_of, refuse_unpriced
 from .running import budgets, make_job
 from .space import Parameters
 from .start_from import earlier_trials
@@ -38,6 +39,7 @@ def plan_sweep(
     """The plan of a sweep or training, as plain data; data is prepared if it is not yet."""
     _, starts_from = earlier_trials(sweep, runs)
     node = node or Node()
+    refuse_unpriced(sweep, node)
     found = find_cards(use=cards, threads=threads, node=node)
     speed = specified_speed(found[0]) if node.hardware else card_speed(found[0], cache)
     data = registry.prepare(sweep.settings.trainable, sweep.training({}), cache, preparing)
@@ -52,11 +54,14 @@ def plan_sweep(
         seconds = told["flops"] / (job.measured_flops_per_second * _EFFICIENCY)
         shown = {key: value for key, value in parameters.items() if key.split(".")[0] in sections}
         shapes.append({"parameters": shown, "precision": job.precision, **told, "seconds": seconds})
+    rates = rates_of(sweep, node, found)
     trials = sweep.settings.trials * sweep.settings.repeats
     kept = [shape for shape in shapes[1:] if shape["parameters"]] or shapes[:1]
     card_seconds = trials * sum(shape["seconds"] for shape in kept) / len(kept)
     within = sweep.settings.early_stopping.within
     share = (_STOPPING_WITHIN if within else _STOPPING) if rungs and trials > 1 else 1.0
+    spent_seconds = card_seconds * share
+    joules = rates.energy_joules(None, spent_seconds)
     return {
         "sweep": sweep.name,
         "question": sweep.settings.question,
@@ -78,8 +83,15 @@ def plan_sweep(
         "rungs_by": sweep.settings.early_stopping.by,
         "efficiency": _EFFICIENCY,
         "card_seconds": card_seconds,
-        "card_seconds_with_stopping": card_seconds * share,
-        "wall_seconds": card_seconds * share / min(len(found), trials),
+        "card_seconds_with_stopping": spent_seconds,
+        "wall_seconds": spent_seconds / min(len(found), trials),
+        "card_watts": rates.card_watts,
+        "energy_kwh": None if joules is None else joules / JOULES_PER_KWH,
+        "priced": prices_of(sweep, node).known,
+        "price_per_card_hour": rates.per_card_hour,
+        "cost": rates.cost(None, spent_seconds),
+        "cost_limit": sweep.settings.limits.cost,
+        "currency": rates.currency,
     }
 
 
@@ -134,10 +146,26 @@ def plan_table(plan: Mapping[str, Any]) -> RenderableType:
         f"with early stopping",
     )
     times.add_row("wall time", f"about {duration(plan['wall_seconds'])} on {plan['machine']}, start-up aside")
+    for name, told in _money(plan):
+        times.add_row(name, told)
     of = "that" if specified else "the measured"
     note = f"times are for {plan['efficiency']:.0%} of {of} speed; a short run of your own says more"
     title = Text.assemble((plan["sweep"], "bold"), f"  {plan['question']}")
     return Group(title, facts, Text(), shapes, Text(), times, Text(note, style="dim"))
+
+
+def _money(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Energy and cost, as far as they can be foretold."""
+    rates = Rates(currency=plan["currency"])
+    if plan["energy_kwh"] is not None:
+        yield "energy", f"about {number(plan['energy_kwh'])} kWh at {plan['card_watts']:,.0f} W a card"
+    if plan["cost"] is not None:
+        per_hour = rates.money(plan["price_per_card_hour"])
+        yield "cost", f"about {rates.money(plan['cost'])} at {per_hour} a card-hour"
+    elif plan["price_per_card_hour"] is None and plan["priced"]:
+        yield "cost", "by the energy that the cards measure; power.box_watts in a node file would foretell it"
+    if plan["cost_limit"] is not None:
+        yield "cost limit", rates.money(plan["cost_limit"])
 
 
 def _flops(value: float) -> str:

@@ -16,10 +16,12 @@ from .ablation import compare, is_ablation
 from .charts import GROUPS, Curve, Mark
 from .findings import edges, importances, spells, troubles
 from .history import Record, Trial
+from .money import Rates
 from .space import Dimension, word
 from .summary import best_of, configurations, gain, saving
 from .sweep import Sweep
-from .tables import count, number, outcome, ranked, short
+from .tables import count, energy_and_cost, number, outcome, ranked, short
+from .utilisation import CAUSES
 
 _ROWS = 50
 """Trials in a table; the rest are counted."""
@@ -62,6 +64,11 @@ def tell(
         "planned": sweep.settings.trials * sweep.settings.repeats,
         "spells": spells(folder / "history.jsonl"),
         "device_seconds": summary["device_seconds"],
+        "energy": energy_and_cost(summary),
+        "energy_measured": summary["energy_measured"],
+        "spent": _spent(record, trials),
+        "utilisation": summary["utilisation"],
+        "causes": [(cause, name) for cause, name in CAUSES.items() if any(c[cause] for c in summary["utilisation"])],
         "best": best and found[0],
         "base": next((c for c in found if c.group == 0), None),
         "gain": gain(sweep, found) if found else None,
@@ -86,6 +93,21 @@ def tell(
         "git": record.opened.get("git"),
         "cards": Counter(card["name"] for card in record.opened.get("cards", ())),
         "nodes": sorted({trial.node for trial in trials if trial.node}),
+    }
+
+
+def _spent(record: Record, trials: list[Trial]) -> dict[int, Told]:
+    """Energy and cost of each trial in words; empty where nothing of them is known."""
+    rates = Rates.of(record)
+    spent = {trial.number: rates.of_trial(trial) for trial in trials}
+    if all(one.kwh is None and one.cost is None for one in spent.values()):
+        return {}
+    return {
+        index: {
+            "energy": "–" if one.kwh is None else f"{number(one.kwh)} kWh",
+            "cost": "–" if one.cost is None else rates.money(one.cost),
+        }
+        for index, one in spent.items()
     }
 
 

@@ -30,6 +30,7 @@ from .controller import Controller
 from .files import WrongInput
 from .history import VERSION, History, Record, Trial, fold
 from .mlflow_store import run_ids
+from .money import Rates, rates_of, refuse_unmeasured, refuse_unpriced
 from .start_from import earlier_trials
 from .sweep import Sweep
 from .weights import ROOM_BYTES, delete_losers, resolve_initial
@@ -87,6 +88,7 @@ def run(
     settings that a resumed training changes, each as [before, after]. `node` describes this machine.
     """
     node = node or Node()
+    refuse_unpriced(sweep, node)
     folder = (runs / sweep.name).resolve()  # Ray's processes have another working directory
     try:
         return _run_in(folder, sweep, cache, show, cards, threads, node, edited)
@@ -124,11 +126,13 @@ def _run_in(
             return _finish(sweep, folder, history.record, "complete", "every trial is over")
         _check_disk(folder)
         found = find_cards(use=cards, threads=threads, node=node)
+        rates = rates_of(sweep, node, found)
+        refuse_unmeasured(sweep, rates, found)
         with (
             _chatter_to_log(folder),
             hold_cards(found, lambda card, who: show.note(f"waiting for {card.name}, held by {who}")),
         ):
-            return _run_on(sweep, folder, cache, show, history, found, node, told)
+            return _run_on(sweep, folder, cache, show, history, found, node, rates, told)
     finally:
         history.close()
 
@@ -152,6 +156,7 @@ def _run_on(
     history: History,
     cards: list[Card],
     node: Node,
+    rates: Rates,
     told: list[dict[str, Any]],
 ) -> Outcome:
     started = time.monotonic()
@@ -160,7 +165,7 @@ def _run_on(
         registry.prepare(sweep.settings.trainable, sweep.training(parameters), cache, show.preparing)
     initial = resolve_initial(sweep.training({}).initial, folder.parent)
     folders.write_settings(sweep, folder)
-    history.append("opened", **_opened(sweep, cards), **({"told": told} if told else {}))
+    history.append("opened", **_opened(sweep, cards), rates=rates.as_dict(), **({"told": told} if told else {}))
     rungs = sweep.rungs(budgets(sweep, cache))
     controller = Controller(sweep, history, rungs, show.event)
 
@@ -243,7 +248,10 @@ def _follow(
                 drained = time.monotonic()
                 show.note(f"{controller.closing}: running trials save and leave")
                 ray.get(pool.drain.remote(), timeout=_ANSWER_SECONDS)
-            show.refresh(controller, ray.get(pool.progress.remote(), timeout=_ANSWER_SECONDS))
+            progress: Any = ray.get(pool.progress.remote(), timeout=_ANSWER_SECONDS)
+            for number, said in progress.items():
+                controller.heard(number, said.get("usage"))
+            show.refresh(controller, progress)
         except RayError as error:
             if broken or not isinstance(error, GetTimeoutError):
                 _log.error("the lanes do not answer: %s", error)

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, PositiveFloat, PositiveInt, field_validator
 
+from ..cluster.node_settings import Prices
 from ..trainables.settings import Share
 
 Names = Annotated[
@@ -42,6 +43,8 @@ class Limits(BaseModel, frozen=True, extra="forbid"):
     wall_time: PositiveFloat | None = None
     device_time: PositiveFloat | None = None
     """Card-seconds over all trials."""
+    cost: PositiveFloat | None = None
+    """Over all trials, in the currency of the prices."""
     disk_bytes: PositiveFloat = 20e9
     """Checkpoints of one sweep; beyond it those of the losers are deleted first."""
 
@@ -63,6 +66,8 @@ class SweepSettings(BaseModel, frozen=True, extra="forbid"):
     repeats: PositiveInt = 1
     """Seeds per configuration; the searcher sees their mean."""
     limits: Limits = Limits()
+    prices: Prices | None = None
+    """What computing costs; the node file's where it is not given."""
     early_stopping: EarlyStopping = EarlyStopping()
     cards_per_trial: PositiveInt = 1
     hang: PositiveFloat = 600.0

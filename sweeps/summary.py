@@ -9,8 +9,10 @@ from typing import Any
 
 from .ablation import as_dict, compare, is_ablation
 from .history import Record, Trial
+from .money import Rates
 from .space import Parameters
 from .sweep import Sweep
+from .utilisation import utilisation
 
 
 def summarise(sweep: Sweep, record: Record, run_ids: Mapping[int, str] | None = None) -> dict[str, Any]:
@@ -23,14 +25,15 @@ def summarise(sweep: Sweep, record: Record, run_ids: Mapping[int, str] | None = 
         if within is not None and within in trial.parameters:
             groups.setdefault(sweep.group_of(trial.parameters), []).append(trial)
     best_within = {value: best_of(sweep, members) for value, members in groups.items()}
-    closed = record.closed or {}
+    closed, rates = record.closed or {}, Rates.of(record)
+    spent = rates.of_trials(trials)
     return {
         "sweep": sweep.name,
         "trainable": sweep.settings.trainable,
         "question": sweep.settings.question,
         "objective": sweep.settings.objective.model_dump(),
         "state": closed.get("state", "running"),
-        "trials": [_trial(trial, (run_ids or {}).get(trial.number)) for trial in trials],
+        "trials": [_trial(trial, (run_ids or {}).get(trial.number), rates) for trial in trials],
         "best": best.number if best else None,
         "best_within": {
             str(value): found.number
@@ -39,10 +42,16 @@ def summarise(sweep: Sweep, record: Record, run_ids: Mapping[int, str] | None = 
         },
         "device_seconds": sum(trial.seconds for trial in trials),
         "device_seconds_without_stopping": _without_stopping(trials),
+        "energy_kwh": spent.kwh,
+        "energy_measured": spent.measured if spent.kwh is not None else None,
+        "cost": spent.cost,
+        "currency": None if spent.cost is None else rates.currency,
+        "utilisation": utilisation(record),
     } | ({"ablation": [as_dict(change) for change in compare(sweep, record)]} if is_ablation(sweep) else {})
 
 
-def _trial(trial: Trial, run_id: str | None) -> dict[str, Any]:
+def _trial(trial: Trial, run_id: str | None, rates: Rates) -> dict[str, Any]:
+    spent = rates.of_trial(trial)
     return {
         "number": trial.number,
         "group": trial.group,
@@ -56,8 +65,8 @@ def _trial(trial: Trial, run_id: str | None) -> dict[str, Any]:
         "examples": trial.examples,
         "flops": trial.flops,
         "seconds": trial.seconds,
-        "energy_kwh": None,
-        "cost": None,
+        "energy_kwh": spent.kwh,
+        "cost": spent.cost,
         "run_id": run_id,
         "node": trial.node,
         "cards": trial.cards,

@@ -178,8 +178,8 @@ def _check_within(document: Document, settings: SweepSettings, space: Space) -> 
 
 def changed(before: Sweep, after: Sweep) -> dict[str, list[Any]]:
     """The settings in which two sweeps differ, as [before, after], of those that a resumed sweep may not change."""
-    # These change when the sweep ends, not what its trials are.
-    free = {"trials", "limits", "question", "hang"}
+    # These change when the sweep ends, or what it is said to cost, not what its trials are.
+    free = {"trials", "limits", "prices", "question", "hang"}
     one, two = (
         flatten({k: v for k, v in yaml.safe_load(sweep.resolved()).items() if k not in free})
         for sweep in (before, after)

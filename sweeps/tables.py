@@ -14,9 +14,11 @@ from rich.text import Text
 from .ablation import Change, compare, is_ablation
 from .controller import Controller
 from .history import Record, Trial
+from .money import Rates, Spent
 from .space import word
 from .summary import best_of, configurations, gain, saving
 from .sweep import Sweep
+from .utilisation import CAUSES, mean_shares
 
 STYLES = {
     "proposed": "dim",
@@ -79,8 +81,12 @@ def trials_table(
     progress: Mapping[int, Mapping[str, Any]],
     *,
     best: Trial | None,
+    rates: Rates | None = None,
 ) -> Table:
-    """One row a trial."""
+    """One row a trial; with energy and cost, by `rates`, where they are known."""
+    spent = {trial.number: (rates or Rates()).of_trial(trial) for trial in trials}
+    energy = any(one.kwh is not None for one in spent.values())
+    cost = any(one.cost is not None for one in spent.values())
     keys = [dimension.key for dimension in sweep.space.dimensions]
     table = Table(box=None, pad_edge=False, header_style="dim", expand=True)
     table.add_column("trial", justify="right", no_wrap=True)
@@ -91,6 +97,8 @@ def trials_table(
     table.add_column("examples/s", justify="right", no_wrap=True)
     table.add_column("MFU", justify="right", no_wrap=True)
     table.add_column("left", justify="right", no_wrap=True)
+    for name in ["kWh"] * energy + ["cost"] * cost:
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", overflow="ellipsis", no_wrap=True, ratio=1)
     for trial in trials:
         style, last = STYLES[trial.state], trial.last
@@ -109,9 +117,16 @@ def trials_table(
             Text(count(speed) if speed else "", style="" if trial.state == "running" else "dim"),
             Text(f"{mfu:.0%}" if mfu else "", style="" if trial.state == "running" else "dim"),
             left,
+            *_spent(spent[trial.number], rates or Rates(), energy=energy, cost=cost),
             Text(outcome(trial), style=style),
         )
     return table
+
+
+def _spent(spent: Spent, rates: Rates, *, energy: bool, cost: bool) -> list[Text]:
+    cells = [number(spent.kwh) if spent.kwh is not None else ""] * energy
+    cells += [rates.money(spent.cost) if spent.cost is not None else ""] * cost
+    return [Text(cell, style="dim") for cell in cells]
 
 
 def outcome(trial: Trial) -> str:
@@ -179,10 +194,31 @@ def summary_panel(sweep: Sweep, record: Record, told: Mapping[str, Any]) -> Rend
         )
     elif told["device_seconds"]:
         facts.add_row("card time", duration(told["device_seconds"]))
+    if energy := energy_and_cost(told):
+        facts.add_row("energy", energy)
+    if told["utilisation"]:
+        facts.add_row("cards", _busy(told["utilisation"]))
     lines.append(facts)
     if is_ablation(sweep) and (changes := compare(sweep, record)):
         lines += [Text(), ablation_table(sweep, changes)]
     return Group(*lines)
+
+
+def energy_and_cost(told: Mapping[str, Any]) -> str:
+    """Of a summary, in words: `1.3 kWh (measured), £0.33`; nothing where neither is known."""
+    source = "measured" if told["energy_measured"] else "estimated"
+    words = [f"{number(told['energy_kwh'])} kWh ({source})"] if told["energy_kwh"] is not None else []
+    if told["cost"] is not None:
+        words.append(Rates(currency=told["currency"]).money(told["cost"]))
+    return ", ".join(words)
+
+
+def _busy(cards: list[dict[str, Any]]) -> str:
+    """What each card's time went into, in one line."""
+    each = ", ".join(f"{card['computing']:.0%}" for card in cards)
+    rest = sorted(mean_shares(cards).items(), key=lambda item: -item[1])
+    told = ", ".join(f"{CAUSES[cause]} {share:.0%}" for cause, share in rest if cause != "computing" and share >= 0.005)
+    return f"computing {each} of the time" + (f"; else {told}" if told else "")
 
 
 def ablation_table(sweep: Sweep, changes: list[Change]) -> Table:
@@ -308,7 +344,7 @@ class LiveShow:
         if waiting:
             parts.append(Text("lanes are starting (10 to 30 s, once)", style="dim"))
         else:
-            parts.append(trials_table(self._sweep, shown, progress, best=best))
+            parts.append(trials_table(self._sweep, shown, progress, best=best, rates=Rates.of(controller.record)))
         if hidden:
             parts.append(Text(f"and {hidden} more that are over: rigsweep results {self._sweep.name}", style="dim"))
         parts += [Text(note, style="yellow") for note in self._notes]

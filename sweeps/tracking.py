@@ -31,6 +31,7 @@ from .mlflow_pages import (
     title,
 )
 from .mlflow_store import STATUS, State, Status, Store, find_run, log, origin_tags, run_ids, runs_of, set_status
+from .money import Rates
 from .space import flatten
 from .sweep import Sweep
 from .trial_folders import Look, TrialFolder
@@ -253,6 +254,11 @@ class Tracker:
         metrics = [Metric(p.name, p.value, _ms(p.time), p.examples) for p in look.points]
         if trial.state == "complete" and trial.value is not None and shown.status != due:
             metrics.append(Metric("objective", trial.value, _ms(shown.changed), trial.examples))
+        if trial.over and shown.status != due:
+            spent = Rates.of(self._record).of_trial(trial)
+            for name, amount in (("energy_kwh", spent.kwh), ("cost", spent.cost)):
+                if amount is not None:
+                    metrics.append(Metric(name, amount, _ms(shown.changed), trial.examples))
         for sample in look.samples:
             client.log_artifact(run_id, str(folder.path / "samples" / sample), "samples")
         # Once: MLflow refuses to change them, and a later version might write a value differently.

@@ -59,7 +59,14 @@ class TrialClient(tune.Trainable):
         except RayActorError:
             return {"event": "lost", "reason": "its lane died before it began"}
         cards = [card["name"] for card in place["cards"]]
-        return {"event": "started", "node": place["node"], "process": place["process"], "cards": cards}
+        identities = [card["identity"] for card in place["cards"]]
+        return {
+            "event": "started",
+            "node": place["node"],
+            "process": place["process"],
+            "cards": cards,
+            "identities": identities,
+        }
 
     def _listen(self) -> dict[str, Any]:
         try:
@@ -121,8 +128,10 @@ class TuneScheduler(_NeverRestored, FIFOScheduler):
         """A message that is not the trial's last."""
         number = self._searcher.numbers[trial.trial_id]
         message = json.loads(result[_MESSAGE])
+        self._controller.heard(number, message.get("usage"))
         if message["event"] == "started":
-            self._controller.started(number, message["node"], message["cards"], message["process"])
+            told = (message[key] for key in ("node", "cards", "process", "identities"))
+            self._controller.started(number, *told)
         elif message["event"] == "warning":
             self._controller.warned(number, message["rule"], message["reason"], message["examples"])
         elif self._controller.reported(number, message):
@@ -134,6 +143,7 @@ class TuneScheduler(_NeverRestored, FIFOScheduler):
         """A trial's last message, or a report after which it was stopped (which is settled by then)."""
         number = self._searcher.numbers[trial.trial_id]
         message = json.loads(result[_MESSAGE])
+        self._controller.heard(number, message.get("usage"))
         if message["event"] == "ended":
             self._controller.ended(number, message["state"], message["reason"], message.get("rule", ""))
         elif message["event"] == "lost":

@@ -14,7 +14,8 @@ from rigsweep.sweeps.summary import best_of, summarise
 from .simulator import SWEEP, simulate, sweep_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
-KEYS = "sweep trainable question objective state trials best best_within device_seconds device_seconds_without_stopping"
+KEYS = "sweep trainable question objective state trials best best_within device_seconds "
+KEYS += "device_seconds_without_stopping energy_kwh energy_measured cost currency utilisation"
 TRIAL_KEYS = "number group seed state reason rule warnings parameters value examples flops seconds energy_kwh cost "
 TRIAL_KEYS += "run_id node cards"
 

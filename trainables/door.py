@@ -9,10 +9,12 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+from .phases import Phases
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +44,8 @@ class Line(Protocol):
 
     order: str | None
     progress: dict[str, Any]
+    phases: Callable[[], dict[str, float]]
+    """Seconds by phase so far; set by whoever runs the trial."""
 
     def send(self, message: dict[str, Any]) -> None:
         """Deliver a message; returns once it has arrived."""
@@ -53,6 +57,8 @@ class Door:
 
     def __init__(self, folder: Path, line: Line):
         self._folder, self._line = folder, line
+        self.phases = Phases()
+        line.phases = self.phases.read
         folder.mkdir(parents=True, exist_ok=True)
         self._warned: set[str] = set()
         self._metrics = (folder / "metrics.jsonl").open("ab")

@@ -43,7 +43,8 @@ def train(task: Task, job: Job, door: Door) -> Ending:
     saved = _go_on(job, door, model, ema, optimizer, derived)
     run: nn.Module = torch.compile(model) if training.compile else model  # pyright: ignore
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=job.precision == "bf16")
-    meter = Meter(derived.flops_per_example, job.measured_flops_per_second, job.peak_flops_per_second)
+    speeds = (job.measured_flops_per_second, job.peak_flops_per_second)
+    meter = Meter(derived.flops_per_example, *speeds, door.phases, compiled=training.compile)
     clock = _Clock(saved.progress.seconds)
     every = math.ceil(derived.steps / _REPORTS)
     progress, health = saved.progress, Watch(task, training, derived, job, door, saved.health)

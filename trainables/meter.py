@@ -8,13 +8,29 @@ from pathlib import Path
 
 import torch
 
+from .phases import Phases
+
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 class Meter:
-    """Counts examples, time and waiting since the last `read`."""
+    """Counts examples, time and waiting since the last `read`, and tells `phases` what the time goes into.
 
-    def __init__(self, flops_per_example: float, measured_flops_per_second: float, peak_flops_per_second: float | None):
+    Made when the first step begins, in which a `compiled` model is compiled.
+    """
+
+    def __init__(
+        self,
+        flops_per_example: float,
+        measured_flops_per_second: float,
+        peak_flops_per_second: float | None,
+        phases: Phases | None = None,
+        *,
+        compiled: bool = False,
+    ):
+        self._phases = phases or Phases()
+        self._phases.enter("compiling" if compiled else "computing")
+        self._compiling = compiled
         self._flops_per_example = flops_per_example
         self._measured, self._peak = measured_flops_per_second, peak_flops_per_second
         self._examples, self._waiting, self._since = 0, 0.0, time.perf_counter()
@@ -23,18 +39,24 @@ class Meter:
     def waited(self, seconds: float) -> None:
         """The step waited so long for its data."""
         self._waiting += seconds
+        self._phases.spent("waiting", seconds)
 
     def saw(self, examples: int) -> None:
         """The step trained on so many examples."""
         self._examples += examples
+        if self._compiling:
+            self._phases.enter("computing")
+            self._compiling = False
 
     def pause(self) -> float:
         """Stop counting (an evaluation begins); give the result to `go_on`."""
+        self._phases.enter("evaluation")
         return time.perf_counter()
 
     def go_on(self, paused: float) -> None:
         """Count again; the time since `pause` is left out."""
         self._since += time.perf_counter() - paused
+        self._phases.enter("computing")
 
     def read(self, device: torch.device) -> dict[str, float]:
         """Metrics since the last call, then start again.

@@ -72,6 +72,7 @@ def train(job: Job, door: Door) -> Ending:
         if step * batch not in job.recorded:
             door.report(progress(step, seconds), metrics, checkpoint=checkpoint)
     now = progress(done, before)
+    door.phases.enter("computing")
     for step in range(done + 1, steps + 1):
         if order := door.order(now):
             if order == "interrupt":
@@ -86,10 +87,11 @@ def train(job: Job, door: Door) -> Ending:
             noise = np.random.default_rng((training.seed, step)).normal() * training.model.noise
             loss = loss_at(training, step / steps) + noise
             metrics = {"loss": loss, "validation/loss": loss, "validation/accuracy": math.exp(-loss)}
-            door.keep(now, {"sample": f"loss {loss:.4f}"})
-            evaluations.append((step, now.seconds, metrics))
-            save(now)
-            door.report(now, metrics, checkpoint=checkpoint)
+            with door.phases.within("evaluation"):
+                door.keep(now, {"sample": f"loss {loss:.4f}"})
+                evaluations.append((step, now.seconds, metrics))
+                save(now)
+                door.report(now, metrics, checkpoint=checkpoint)
     return Ending("complete", "reached its budget")
 
 

@@ -7,14 +7,19 @@ card without NVML has none, and `assumed_watts` says what it is taken to draw.
 """
 
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from .cards import Card
-from .hardware import board_watts_of
 from .node_settings import Power
 
+BUSY = ("compiling", "computing", "evaluation")
+"""What a trial does that keeps its card busy."""
+_SILENT_SECONDS = 5.0
+"""After which a process that trained on the same card is taken to have ended."""
 _log = logging.getLogger(__name__)
 
 
@@ -43,6 +48,46 @@ class EnergyMeter:
         return self._joules
 
 
+class Neighbours:
+    """The processes that train on the same card at the same time; each says in a file of its own how busy it is."""
+
+    def __init__(self, identity: str, folder: Path, process: int | None = None, clock: Callable[[], float] = time.time):
+        self._identity, self._folder, self._clock = identity, folder, clock
+        self._own = folder / f"{identity}.{process or os.getpid()}"
+        self._told: dict[Path, tuple[float, float]] = {}
+        self._rates: dict[Path, float] = {}
+
+    def share(self, busy_seconds: float) -> float:
+        """This process's part of what the card is kept busy, from 0 to 1; `busy_seconds` is its own time so far."""
+        now = self._clock()
+        temporary = self._own.with_name(f".{self._own.name}")
+        temporary.write_text(f"{now} {busy_seconds}")
+        temporary.replace(self._own)
+        there = [file for file in self._folder.glob(f"{self._identity}.*") if self._look_at(file, now)]
+        total = sum(self._rates[file] for file in there)
+        return self._rates[self._own] / total if total else 1 / len(there)
+
+    def _look_at(self, file: Path, now: float) -> bool:
+        """Learn how busy a process is; answers whether it is still there."""
+        try:
+            when, busy_seconds = map(float, file.read_text().split())
+        except (FileNotFoundError, ValueError):  # it has just ended, or its disk was full
+            return False
+        if now - when > _SILENT_SECONDS:
+            return False
+        before = self._told.get(file)
+        if before is None:
+            self._rates[file] = 1.0
+        elif when > before[0]:
+            self._rates[file] = max(0.0, busy_seconds - before[1]) / (when - before[0])
+        self._told[file] = when, busy_seconds
+        return True
+
+    def close(self) -> None:
+        """This process trains no more."""
+        self._own.unlink(missing_ok=True)
+
+
 def can_measure(cards: Sequence[Card]) -> bool:
     """Whether the energy of these cards is measured here."""
     return EnergyMeter([card.identity for card in cards if card.kind == "cuda"]).read() is not None
@@ -58,8 +103,9 @@ def assumed_watts(card: Card, power: Power, cards: int) -> float | None:
         return power.box_watts / cards
     if card.kind == "cpu":
         return power.cpu_watts or None
-    board_watts = board_watts_of(card.name) if power.estimate else None
-    return None if board_watts is None else board_watts + power.cpu_watts
+    if not power.estimate or card.specification is None:
+        return None
+    return card.specification.board_watts + power.cpu_watts
 
 
 class _Card:

@@ -26,8 +26,9 @@ import ray
 from ray.util.placement_group import PlacementGroup, get_current_placement_group, remove_placement_group
 
 from .cards import Card
-from .energy import EnergyMeter
+from .energy import BUSY, EnergyMeter, Neighbours
 from .local_ray import NAMESPACE
+from .locks import lock_folder
 
 Message = dict[str, Any]
 _log = logging.getLogger(__name__)
@@ -49,7 +50,9 @@ class Channel:
         self.order: str | None = None
         self.progress: Message = {}
         self.phases: Callable[[], dict[str, float]] = dict
-        self.energy = EnergyMeter(cards)
+        self._energy = EnergyMeter(cards)
+        # Only a lane of one card may have it together with others.
+        self._neighbours = Neighbours(cards[0], lock_folder()) if len(cards) == 1 else None
         self._host, self._number = host, number
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._listen, daemon=True)
@@ -66,6 +69,8 @@ class Channel:
         self._closed.set()
         self._thread.join(timeout=10)
         ray.get(self._beat())  # what it has used in all arrives before its last message
+        if self._neighbours is not None:
+            self._neighbours.close()
 
     def _listen(self) -> None:
         order = self._host.orders.remote(self._number)
@@ -76,7 +81,10 @@ class Channel:
             self._beat()
 
     def _beat(self) -> Any:
-        usage = {"phases": self.phases(), "energy_joules": self.energy.read()}
+        phases = self.phases()
+        if self._neighbours is not None:
+            self._energy.share = self._neighbours.share(sum(phases.get(phase, 0.0) for phase in BUSY))
+        usage = {"phases": phases, "energy_joules": self._energy.read()}
         return self._host.beat.remote(self._number, dict(self.progress), usage)
 
 

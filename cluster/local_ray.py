@@ -47,9 +47,12 @@ _ENVIRONMENT = {
 }
 
 
-def set_environment() -> None:
-    """What Ray and MLflow read from the environment when they are imported: call this first."""
-    for key, value in _ENVIRONMENT.items():
+def set_environment(more: Mapping[str, str] | None = None) -> None:
+    """What Ray and MLflow read from the environment when they are imported: call this first.
+
+    `more` is for Ray's processes. What is set already stays.
+    """
+    for key, value in {**_ENVIRONMENT, **(more or {})}.items():
         os.environ.setdefault(key, value)
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
@@ -79,9 +82,7 @@ def local_ray(cards: list[Card], log: Path, *, environment: Mapping[str, str] | 
     Ray's own logs go to a temporary folder that is removed, except after an error, when they are kept in
     `log`. The processes die with this one; what a killed one leaves nevertheless, the next clears up.
     """
-    set_environment()
-    for key, value in (environment or {}).items():
-        os.environ.setdefault(key, value)
+    set_environment(environment)
     if cards[0].kind == "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(card.identity for card in cards)
     import ray

@@ -12,7 +12,7 @@ from typing import Any
 
 from .files import WrongInput
 from .history import ENDS, History, Trial, replay
-from .money import Rates
+from .money import Rates, card_seconds_of
 from .stoppers import STOPPERS
 from .study import Study
 from .sweep import Sweep
@@ -33,6 +33,8 @@ class Controller:
     """Seconds; a simulation has a clock of its own."""
     _waiting: list[int] = field(default_factory=list)
     _since: dict[int, float] = field(default_factory=dict)
+    _wrote: float = 0.0
+    """When the last event of a trial was written, up to which the history knows the card-seconds."""
     _usage: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Energy and seconds by phase of the attempts that run, as last heard."""
 
@@ -122,6 +124,7 @@ class Controller:
             self._end(number, "diverged", reason, "non-finite-loss")
             return True
         event = self.history.append("report", trial=number, **fields, **self._usage.get(number, {}))
+        self._wrote = self.clock()
         verdict = self.stopper.decide(trial, trial.reports[event["examples"]])
         self.tell("report", trial)
         if verdict:
@@ -178,13 +181,14 @@ class Controller:
         rates, now = Rates.of(self.record), self.clock()
         total = 0.0
         for trial in list(self.record.trials.values()):
-            seconds, joules = trial.seconds, trial.energy_joules
+            card_seconds, joules = card_seconds_of(trial), trial.energy_joules
             if trial.state == "running" and trial.number in self._since:
-                seconds += now - self._since[trial.number]
+                begun = self._since[trial.number]
+                card_seconds += now - (max(begun, self._wrote) if trial.identities else begun)
                 heard = self._usage.get(trial.number, {}).get("energy_joules")
                 if heard is not None:
                     joules = (joules or 0.0) + heard - (trial.attempt.get("energy_joules") or 0.0)
-            total += rates.cost(joules, seconds * max(1, len(trial.cards))) or 0.0
+            total += rates.cost(joules, card_seconds) or 0.0
         return total
 
     def device_seconds(self) -> float:
@@ -218,4 +222,5 @@ class Controller:
 
     def _write(self, kind: str, number: int, **fields: Any) -> None:
         self.history.append(kind, trial=number, **fields)
+        self._wrote = self.clock()
         self.tell(kind, self.record.trials[number])

@@ -25,6 +25,7 @@ import json
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -77,6 +78,8 @@ class Trial:
     """How often its machine failed it."""
     seconds: float = 0.0
     """Of all its attempts that are over."""
+    card_seconds: float = 0.0
+    """Of all its attempts, the present one too; of a card that trials share, its part of the time."""
     node: str = ""
     cards: list[str] = field(default_factory=list)
     identities: list[str] = field(default_factory=list)
@@ -124,6 +127,7 @@ class Record:
     """How long the sweep had each card, by its identity."""
     card_phases: dict[str, dict[str, float]] = field(default_factory=dict)
     """What trials did on each card, in seconds; `start_up` is also until the first trial of a spell."""
+    _on_cards: set[int] = field(default_factory=set)
     _fresh: dict[str, float] = field(default_factory=dict)
     """Cards that have had no trial since the sweep was opened, and when that was."""
 
@@ -132,11 +136,10 @@ class Record:
         kind, number = event["event"], event.get("trial", -1)
         elapsed, self.time = max(0.0, event["time"] - self.time), max(self.time, event["time"])
         if kind != "opened" and self.opened and not self.closed:
-            for card in self.opened.get("cards", ()):
-                identity = card["identity"]
-                self.card_seconds[identity] = self.card_seconds.get(identity, 0.0) + elapsed
+            self._pass(elapsed)
         if kind == "opened":
             self.opened, self.closed = event, None
+            self._on_cards.clear()  # what ran when the last process was killed has ended with it
             self._fresh = {card["identity"]: event["time"] for card in event.get("cards", ())}
             self.told += event.get("told", [])
         elif kind == "closed":
@@ -152,9 +155,20 @@ class Record:
         elif (trial := self.trials[number]) and not trial.over:
             self._of_trial(trial, kind, event)
 
+    def _pass(self, seconds: float) -> None:
+        """Time passes, on every card of the sweep and for the trials that are on them."""
+        for card in self.opened.get("cards", ()):
+            identity = card["identity"]
+            self.card_seconds[identity] = self.card_seconds.get(identity, 0.0) + seconds
+        on = Counter(identity for number in self._on_cards for identity in self.trials[number].identities)
+        for number in self._on_cards:
+            trial = self.trials[number]
+            trial.card_seconds += sum(seconds / on[identity] for identity in trial.identities)
+
     def _of_trial(self, trial: Trial, kind: str, event: Event) -> None:
         if kind == "started":
             trial.state, trial.started = "running", event["time"]
+            self._on_cards.add(trial.number)
             trial.node, trial.cards = event["node"], event["cards"]
             trial.identities, trial.attempt = event.get("identities", []), {}
             for identity in trial.identities:
@@ -176,13 +190,13 @@ class Record:
             trial.lost += kind == "lost"
             trial.seconds += event["seconds"]
             self._used(trial, event)
-            self._unknown(trial, event)
+            self._off(trial, event)
         elif kind == "ended":
             trial.state, trial.reason, trial.value = event["state"], event["reason"], event["value"]
             trial.ended, trial.rule = event["time"], event.get("rule", "")
             trial.seconds += event["seconds"]
             self._used(trial, event)
-            self._unknown(trial, event)
+            self._off(trial, event)
         else:
             raise ValueError(f"unknown event {kind}")
 
@@ -199,8 +213,9 @@ class Record:
             trial.energy_joules = (trial.energy_joules or 0.0) + joules - (trial.attempt.get("energy_joules") or 0.0)
         trial.attempt = {"phases": before | phases, "energy_joules": joules or trial.attempt.get("energy_joules")}
 
-    def _unknown(self, trial: Trial, event: Event) -> None:
-        """An attempt that ends and never said what it did."""
+    def _off(self, trial: Trial, event: Event) -> None:
+        """An attempt ends; where it never said what it did, that is not known."""
+        self._on_cards.discard(trial.number)
         if not trial.attempt["phases"]:
             for identity in trial.identities:
                 self._spent(identity, "unknown", event["seconds"])

@@ -60,8 +60,8 @@ class Rates:
         return None if self.kwh is None or joules is None else self.kwh * joules / JOULES_PER_KWH
 
     def of_trial(self, trial: Trial) -> "Spent":
-        """What a trial has used in its attempts that are over."""
-        card_seconds = trial.seconds * max(1, len(trial.cards))
+        """What a trial has used, as far as the history knows."""
+        card_seconds = card_seconds_of(trial)
         joules = self.energy_joules(trial.energy_joules, card_seconds)
         kwh = None if joules is None else joules / JOULES_PER_KWH
         return Spent(kwh, self.cost(trial.energy_joules, card_seconds), measured=trial.energy_joules is not None)
@@ -87,6 +87,11 @@ class Spent:
     cost: float | None
     measured: bool
     """Whether cards measured it; else it is what they are taken to draw."""
+
+
+def card_seconds_of(trial: Trial) -> float:
+    """Card-seconds of a trial, as far as the history knows."""
+    return trial.card_seconds if trial.identities else trial.seconds * max(1, len(trial.cards))
 
 
 def prices_of(sweep: Sweep, node: Node) -> Prices:

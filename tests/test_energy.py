@@ -1,13 +1,14 @@
 """Energy of cards, through a module that stands where NVML's is: what is counted, and what cannot be."""
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rigsweep.cluster.cards import Card
-from rigsweep.cluster.energy import EnergyMeter, assumed_watts, can_measure
+from rigsweep.cluster.energy import EnergyMeter, Neighbours, assumed_watts, can_measure
 from rigsweep.cluster.node_settings import Power
 
 
@@ -148,3 +149,37 @@ def test_what_a_card_is_taken_to_draw_is_what_was_told_of_the_machine() -> None:
     assert assumed_watts(CPU, Power(box_watts=60), 2) == 30
     assert assumed_watts(CPU, Power(cpu_watts=15), 2) == 15
     assert assumed_watts(CPU, Power(), 2) is None
+
+
+def test_processes_on_one_card_share_it_by_how_busy_each_is(tmp_path: Path) -> None:
+    clock = Clock()
+    one, other = (Neighbours("GPU-0", tmp_path, process, clock) for process in (1, 2))
+    alone = Neighbours("GPU-1", tmp_path, 3, clock)
+    assert (one.share(0.0), alone.share(0.0)) == (1.0, 1.0)
+    assert (other.share(0.0), one.share(0.0)) == (0.5, 0.5)
+    clock.now += 1
+    other.share(0.25)  # a quarter of the second
+    assert one.share(0.75) == 0.75
+    clock.now += 1
+    assert one.share(1.5) == 0.75, "the other has not been heard since"
+    other.close()
+    assert one.share(1.5) == 1.0
+    assert alone.share(0.0) == 1.0
+
+
+def test_a_process_that_was_killed_has_no_share_any_more(tmp_path: Path) -> None:
+    clock = Clock()
+    one, other = (Neighbours("GPU-0", tmp_path, process, clock) for process in (1, 2))
+    other.share(0.0)
+    assert one.share(0.0) == 0.5
+    clock.now += 60
+    assert one.share(60.0) == 1.0
+
+
+def test_neighbours_that_all_wait_share_evenly(tmp_path: Path) -> None:
+    clock = Clock()
+    one, other = (Neighbours("GPU-0", tmp_path, process, clock) for process in (1, 2))
+    for _ in range(2):
+        clock.now += 1
+        shares = other.share(0.0), one.share(0.0)
+    assert shares[1] == 0.5

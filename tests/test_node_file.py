@@ -10,6 +10,7 @@ import pytest
 from rigsweep.cluster import cards as cards_module
 from rigsweep.cluster.cards import Card, find_cards
 from rigsweep.cluster.errors import MachineError
+from rigsweep.cluster.local_ray import set_environment
 from rigsweep.cluster.node_settings import Hardware, Node, Prices, price_per_card_hour
 from rigsweep.cluster.speed import specified_speed
 from rigsweep.sweeps.cli import _runs
@@ -205,6 +206,13 @@ def test_the_environment_and_the_command_line_go_before_the_nodes_folders(monkey
     assert _runs(Path("runs"), node) == Path("sweeps")
     assert _runs(Path("mine"), node) == Path("mine")
     assert _runs(Path("runs"), Node()) == Path("runs")
+
+
+def test_nccls_variables_are_the_nodes_unless_they_are_set_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"NCCL_SOCKET_IFNAME": "lo"})
+    set_environment(node_of(FULL).nccl)
+    assert os.environ["NCCL_P2P_DISABLE"] == "1"
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "lo"
 
 
 # Planning.

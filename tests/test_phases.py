@@ -1,7 +1,14 @@
 """What a trial spends its time on, by a clock of the tests' own."""
 
+import os
+from pathlib import Path
+
+import pytest
+
 from rigsweep.trainables.meter import Meter
 from rigsweep.trainables.phases import Phases
+
+from .test_loop import Line, linear
 
 
 class Clock:
@@ -75,3 +82,18 @@ def test_without_compilation_the_first_step_computes() -> None:
     clock.now = 5
     meter.saw(1)
     assert phases.read() == {"start_up": 0.0, "computing": 5.0}
+
+
+def test_a_real_training_says_what_it_spent_its_time_on(tmp_path: Path) -> None:
+    line = Line()
+    linear(tmp_path, line)
+    phases = line.phases()
+    assert set(phases) == {"start_up", "computing", "waiting", "evaluation"}
+    assert all(seconds >= 0 for seconds in phases.values())
+
+
+def test_trials_of_a_sweep_compile_into_one_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    for number in range(2):
+        linear(tmp_path / str(number), job={"cache": str(tmp_path / "cache")}, steps=1)
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "cache" / "inductor")

@@ -82,9 +82,10 @@ class Made:
         with (self.folder / "history.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(event, ensure_ascii=False) + "\n")
 
-    def open(self) -> None:
+    def open(self, **more: Any) -> None:
         self.event(
             "opened",
+            **more,
             version=1,
             sweep=self.name,
             trainable="surface",
@@ -213,6 +214,21 @@ def test_what_health_rules_said_is_in_tags_and_in_the_description(runs: Path) ->
     assert tags[0]["rigsweep.warnings"] == "low-mfu: the MFU is 12%\nno-progress: the loss is flat"
     assert "⚠ **gradient-norm**: 7 times its usual" in tags[1]["mlflow.note.content"]
     assert "⚠" not in tags[2]["mlflow.note.content"]
+
+
+def test_energy_and_cost_are_metrics_of_the_run(runs: Path) -> None:
+    made = Made(runs)
+    made.open(rates={"kwh": 0.25})
+    used = {"energy_joules": 7.2e6, "phases": {"computing": 1.0}}
+    for number, more in enumerate((used, {})):
+        made.start(number, PARAMETERS)
+        told = {"state": "failed", "reason": "ValueError: no", "seconds": 1.0, "value": None}
+        made.event("ended", trial=number, **told, **more)
+    catch_up(made)
+    points = {number: run["points"] for number, run in shown(runs).items()}
+    assert [point[1] for point in points[0]["energy_kwh"]] == [2.0]
+    assert [point[1] for point in points[0]["cost"]] == [0.5]
+    assert not {"energy_kwh", "cost"} & set(points[1])
 
 
 def test_nothing_doubles_and_everything_is_rebuilt(runs: Path, template: Path) -> None:

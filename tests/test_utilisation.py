@@ -102,3 +102,17 @@ def test_trials_that_share_a_card_do_not_make_it_busier_than_always() -> None:
 
 def test_a_history_without_cards_says_nothing() -> None:
     assert utilisation(record_of((0, "opened", {}), closed(10))) == []
+
+
+def test_card_seconds_of_trials_that_share_a_card_are_those_of_the_card() -> None:
+    record = record_of(
+        opened(0),
+        *started(0, 0, card=0),
+        *started(4, 1, card=0),
+        *started(4, 2, card=1),
+        ended(10, 0, 10, computing=10),
+        ended(12, 1, 8, computing=8),
+        ended(12, 2, 8, computing=8),
+        closed(12),
+    )
+    assert [trial.card_seconds for trial in record.trials.values()] == [7, 5, 8]

@@ -84,7 +84,8 @@ class Channel:
         phases = self.phases()
         if self._neighbours is not None:
             self._energy.share = self._neighbours.share(sum(phases.get(phase, 0.0) for phase in BUSY))
-        usage = {"phases": phases, "energy_joules": self._energy.read()}
+        joules = self._energy.read()
+        usage = ({"phases": phases} if phases else {}) | ({} if joules is None else {"energy_joules": joules})
         return self._host.beat.remote(self._number, dict(self.progress), usage)
 
 
@@ -118,6 +119,10 @@ class _Running:
     """Its energy and seconds by phase, as last heard."""
     moved: float = field(default_factory=time.monotonic)
     done: bool = False
+
+    def with_usage(self, message: Message) -> Message:
+        """A message of the trial with its usage, where that is known."""
+        return message | {"usage": self.usage} if self.usage else message
 
 
 class LaneHost:
@@ -185,7 +190,7 @@ class LaneHost:
     def _lose(self, reason: str) -> None:
         if self._running is not None and not self._running.done:
             self._running.done = True
-            self._running.messages.put_nowait({"event": "lost", "reason": reason, "usage": self._running.usage})
+            self._running.messages.put_nowait(self._running.with_usage({"event": "lost", "reason": reason}))
 
     async def _told(self, seconds: float = 5.0) -> None:
         """Wait until the client has the trial's last message, and a little, for it to leave this process."""
@@ -222,7 +227,7 @@ class LaneHost:
     async def progress(self) -> tuple[int, Message] | None:
         """What the trial that is on the lane last said of itself."""
         trial = self._running
-        return None if trial is None or trial.done else (trial.number, trial.progress | {"usage": trial.usage})
+        return None if trial is None or trial.done else (trial.number, trial.with_usage(trial.progress))
 
     async def retire(self) -> None:
         """End the lane once its worker asks for the next trial."""
@@ -242,7 +247,7 @@ class LaneHost:
         """A message from the trial to its client."""
         if self._running is not None and self._running.number == number and not self._running.done:
             self._running.moved = time.monotonic()
-            self._running.messages.put_nowait(message | {"usage": self._running.usage})
+            self._running.messages.put_nowait(self._running.with_usage(message))
 
     async def orders(self, number: int) -> str:
         """The order to leave, once there is one."""

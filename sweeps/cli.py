@@ -341,6 +341,30 @@ def bench(
 
 
 @app.command()
+def doctor(
+    as_json: Json = False,
+    runs: Runs = _RUNS,
+    everything: Annotated[bool, typer.Option("--all", help="Show what is fine too.")] = False,
+) -> None:
+    """Look for what would stop a run, with the remedy of each; exit code 1 where something would."""
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from .doctor import findings, findings_table, stops_a_run
+    from .running import cache_folder
+
+    found = findings(runs, cache_folder())
+    if as_json:
+        told = {"stops_a_run": stops_a_run(found), "findings": [asdict(finding) for finding in found]}
+        print(json.dumps(told, ensure_ascii=False))
+    else:
+        Console().print(findings_table(found, everything=everything))
+    if stops_a_run(found):
+        raise typer.Exit(1)
+
+
+@app.command()
 def schema(node: Annotated[bool, typer.Option("--node", help="Of node files.")] = False) -> None:
     """Print the JSON Schema of sweep files, with which editors complete and check them."""
     from .schema import sweep_schema

@@ -18,6 +18,8 @@ from .cards import Card
 from .errors import MachineError
 
 NAMESPACE = "rigsweep"
+CARD = "card"
+"""The resource that a lane's worker takes one of, or a share. Not Ray's GPU, since the pool chooses the card."""
 _PREFIX, _LOCK = "rigsweep-", "lock"
 _PARTS = ("gcs_server", "raylet", "dashboard")
 
@@ -83,8 +85,6 @@ def local_ray(cards: list[Card], log: Path, *, environment: Mapping[str, str] | 
     `log`. The processes die with this one; what a killed one leaves nevertheless, the next clears up.
     """
     set_environment(environment)
-    if cards[0].kind == "cuda":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(card.identity for card in cards)
     import ray
 
     if ray.is_initialized():  # somebody else's, who stops it too
@@ -146,6 +146,8 @@ def _start(cards: list[Card], temporary: Path) -> None:
     import ray
 
     before = Path.cwd()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a lane's workers are given their cards; nothing else of Ray has any
     # Ray puts the working directory on its workers' import path, where a folder `datasets` would hide the
     # library of that name; so it is started from an empty one.
     (temporary / "empty").mkdir()
@@ -155,8 +157,9 @@ def _start(cards: list[Card], temporary: Path) -> None:
             address="local",
             namespace=NAMESPACE,
             num_cpus=max(1, sum(card.threads for card in cards)),
-            num_gpus=len(cards) if cards[0].kind == "cuda" else 0,
-            resources={"client": 10**6},  # for what needs a place in Ray, but no card
+            num_gpus=0,
+            # `client` is for what needs a place in Ray, but no card.
+            resources={CARD: len(cards), "client": 10**6},
             include_dashboard=True,  # the state API, which Ray Train's cleaner needs, is part of it
             dashboard_host="127.0.0.1",
             log_to_driver=False,
@@ -171,6 +174,9 @@ def _start(cards: list[Card], temporary: Path) -> None:
         raise MachineError("Ray did not come up within 30 s: is this machine busy? try again") from error
     finally:
         os.chdir(before)
+        os.environ.pop("CUDA_VISIBLE_DEVICES")
+        if visible is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible
 
 
 def _parts(temporary: Path) -> dict[str, psutil.Process]:

@@ -14,6 +14,7 @@ import typer
 from ..cluster.errors import MachineError
 from ..cluster.node_settings import Node
 from ..datasets.errors import DataError, NoCorpus
+from ..trainables.errors import WrongSettings
 from . import folders
 from .files import WrongInput
 from .node_file import node_schema, read_node, refuse_if_elsewhere
@@ -382,7 +383,7 @@ def main() -> None:
         code = app(standalone_mode=False)
     except NoCorpus as error:
         code = _say(f"{error} (another corpus: --set base.data.corpus=PATH)", 2)
-    except (WrongInput, DataError) as error:
+    except (WrongInput, DataError, WrongSettings) as error:
         code = _say(str(error), 2)
     except _UsageError as error:
         code = _say(error.format_message(), 2)

@@ -98,11 +98,20 @@ class Controller:
 
     # What happened.
 
-    def started(self, number: int, node: str, cards: list[str], process: int, identities: Sequence[str] = ()) -> None:
-        """A trial runs, on `cards` by their names and their `identities`."""
+    def started(
+        self,
+        number: int,
+        node: str,
+        cards: list[str],
+        process: int,
+        identities: Sequence[str] = (),
+        share: float = 1.0,
+    ) -> None:
+        """A trial runs, on `cards` by their names and their `identities`, or on a share of the one."""
         self._since[number] = self.clock()
         self._usage.pop(number, None)
-        self._write("started", number, node=node, cards=cards, identities=list(identities), process=process)
+        place = {"node": node, "cards": cards, "identities": list(identities), "share": share, "process": process}
+        self._write("started", number, **place)
 
     def heard(self, number: int, usage: dict[str, Any] | None) -> None:
         """What the present attempt of a trial has used so far: `energy_joules` and `phases`."""
@@ -159,6 +168,17 @@ class Controller:
             self._leave(number, "lost", reason)
             self._waiting.insert(0, number)
 
+    def crowded(self, number: int, reason: str) -> None:
+        """A trial ran out of memory while another shared its card: it goes on once, with a card to itself."""
+        trial = self.record.trials[number]
+        if trial.over:
+            return
+        if trial.alone or self.closing:
+            self._end(number, "out_of_memory", reason)
+            return
+        self._leave(number, "interrupted", f"{reason}; it shared its card, and goes on alone", alone=True)
+        self._waiting.insert(0, number)
+
     def close(self, state: str, reason: str) -> None:
         """The sweep's process ends."""
         for trial in self.record.now_running():
@@ -181,10 +201,8 @@ class Controller:
         rates, now = Rates.of(self.record), self.clock()
         total = 0.0
         for trial in list(self.record.trials.values()):
-            card_seconds, joules = card_seconds_of(trial), trial.energy_joules
+            card_seconds, joules = card_seconds_of(trial) + self._untold_card_seconds(trial, now), trial.energy_joules
             if trial.state == "running" and trial.number in self._since:
-                begun = self._since[trial.number]
-                card_seconds += now - (max(begun, self._wrote) if trial.identities else begun)
                 heard = self._usage.get(trial.number, {}).get("energy_joules")
                 if heard is not None:
                     joules = (joules or 0.0) + heard - (trial.attempt.get("energy_joules") or 0.0)
@@ -195,8 +213,15 @@ class Controller:
         """Card-seconds spent so far, running trials included."""
         now = self.clock()
         trials = list(self.record.trials.values())  # as another thread may propose one meanwhile
-        running = sum(now - self._since[t.number] for t in trials if t.state == "running" and t.number in self._since)
-        return sum(trial.seconds for trial in trials) + running
+        return sum(card_seconds_of(trial) + self._untold_card_seconds(trial, now) for trial in trials)
+
+    def _untold_card_seconds(self, trial: Trial, now: float) -> float:
+        """Of a trial that runs: since the last event of any trial, up to which the history knows them."""
+        if trial.state != "running" or trial.number not in self._since:
+            return 0.0
+        begun = self._since[trial.number]
+        since = max(begun, self._wrote) if trial.identities else begun
+        return (now - since) * max(1, len(trial.cards)) * trial.share
 
     def _end(self, number: int, state: str, reason: str, rule: str = "") -> None:
         trial = self.record.trials[number]
@@ -209,9 +234,9 @@ class Controller:
         spent, used = self._spent(trial), self._usage.pop(number, {})
         self._write("ended", number, state=state, reason=reason, seconds=spent, value=value, rule=rule, **used)
 
-    def _leave(self, number: int, kind: str, reason: str) -> None:
+    def _leave(self, number: int, kind: str, reason: str, **fields: Any) -> None:
         spent, used = self._spent(self.record.trials[number]), self._usage.pop(number, {})
-        self._write(kind, number, reason=reason, seconds=spent, **used)
+        self._write(kind, number, reason=reason, seconds=spent, **fields, **used)
 
     def _spent(self, trial: Trial) -> float:
         """Seconds of the attempt that ends now; of a process that died, up to its last evaluation."""

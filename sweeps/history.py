@@ -7,11 +7,12 @@
                                                          `rates`: what energy and time cost (`money.py`). `told`, of
                                                          the first alone: trials of earlier sweeps (`start_from.py`)
     proposed  trial, group, seed, parameters             a trial exists
-    started   trial, node, cards, identities, process    it runs (again after an interruption)
+    started   trial, node, cards, identities, share, process    it runs (again after an interruption)
     report    trial, examples, total, flops, seconds, metrics, checkpoint   an evaluation
     warned    trial, rule, reason, examples              a health rule has something to say; once a rule and trial
     lost      trial, reason, seconds                     its machine failed it; it can go on once
-    interrupted  trial, reason, seconds                  it was asked to leave; it can go on
+    interrupted  trial, reason, seconds, alone           it was asked to leave; it can go on (`alone`: on a card that it
+                                                         does not share)
     ended     trial, state, reason, seconds, value, rule   for good; `rule` is the health rule that ended it, if one
     edited    changed                                    a training goes on with other settings
     closed    state, reason                              the sweep's process ended in an orderly way
@@ -76,6 +77,8 @@ class Trial:
     """The health rule that ended it, if one did."""
     lost: int = 0
     """How often its machine failed it."""
+    alone: bool = False
+    """Whether it is to share its card with no other: it ran out of memory beside one."""
     seconds: float = 0.0
     """Of all its attempts that are over."""
     card_seconds: float = 0.0
@@ -84,6 +87,8 @@ class Trial:
     cards: list[str] = field(default_factory=list)
     identities: list[str] = field(default_factory=list)
     """Of the same cards."""
+    share: float = 1.0
+    """Of each of them: less than 1 where it is on one together with others."""
     energy_joules: float | None = None
     """Measured, over all its attempts, the present one as far as it was told; None where nothing was measured."""
     phases: dict[str, float] = field(default_factory=dict)
@@ -171,6 +176,7 @@ class Record:
             self._on_cards.add(trial.number)
             trial.node, trial.cards = event["node"], event["cards"]
             trial.identities, trial.attempt = event.get("identities", []), {}
+            trial.share = event.get("share", 1.0)
             for identity in trial.identities:
                 self._spent(identity, "start_up", event["time"] - self._fresh.pop(identity, event["time"]))
         elif kind == "report":
@@ -188,6 +194,7 @@ class Record:
         elif kind in ("lost", "interrupted"):
             trial.state, trial.reason = "interrupted", event["reason"]
             trial.lost += kind == "lost"
+            trial.alone = trial.alone or event.get("alone", False)
             trial.seconds += event["seconds"]
             self._used(trial, event)
             self._off(trial, event)

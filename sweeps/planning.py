@@ -14,6 +14,7 @@ from ..cluster.speed import card_speed, specified_speed
 from ..trainables import registry
 from .history import Trial
 from .money import JOULES_PER_KWH, Rates, prices_of, rates_of, refuse_unpriced
+from .needs import needs_of
 from .running import budgets, make_job
 from .space import Parameters
 from .start_from import earlier_trials
@@ -46,18 +47,19 @@ def plan_sweep(
     rungs = sweep.rungs(budgets(sweep, cache) or [1.0])
     sections = ("budget", "model", "data", "batch")
     corners: list[Parameters] = sweep.space.corners_that_change(*sections)
+    workers = needs_of(sweep, found).largest
     shapes = []
     for parameters in [sweep.space.base_parameters(), *corners]:
         trial = Trial(0, 0, 0, parameters, proposed=0.0)
-        job = make_job(sweep, trial, Path("plan"), cache, found[0], speed, rungs, None)
+        job = make_job(sweep, trial, Path("plan"), cache, found[0], speed, rungs, None, workers)
         told = registry.numbers(sweep.settings.trainable, job)
-        seconds = told["flops"] / (job.measured_flops_per_second * _EFFICIENCY)
+        seconds = told["flops"] / (job.measured_flops_per_second * _EFFICIENCY * workers)
         shown = {key: value for key, value in parameters.items() if key.split(".")[0] in sections}
         shapes.append({"parameters": shown, "precision": job.precision, **told, "seconds": seconds})
     rates = rates_of(sweep, node, found)
     trials = sweep.settings.trials * sweep.settings.repeats
     kept = [shape for shape in shapes[1:] if shape["parameters"]] or shapes[:1]
-    card_seconds = trials * sum(shape["seconds"] for shape in kept) / len(kept)
+    card_seconds = trials * workers * sum(shape["seconds"] for shape in kept) / len(kept)
     within = sweep.settings.early_stopping.within
     share = (_STOPPING_WITHIN if within else _STOPPING) if rungs and trials > 1 else 1.0
     spent_seconds = card_seconds * share
@@ -84,7 +86,7 @@ def plan_sweep(
         "efficiency": _EFFICIENCY,
         "card_seconds": card_seconds,
         "card_seconds_with_stopping": spent_seconds,
-        "wall_seconds": spent_seconds / min(len(found), trials),
+        "wall_seconds": spent_seconds / min(len(found), trials * workers),
         "card_watts": rates.card_watts,
         "energy_kwh": None if joules is None else joules / JOULES_PER_KWH,
         "priced": prices_of(sweep, node).known,

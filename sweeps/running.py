@@ -21,6 +21,7 @@ from ..cluster.errors import MachineError
 from ..cluster.local_ray import LocalRay, local_ray
 from ..cluster.locks import hold_cards
 from ..cluster.node_settings import Node
+from ..cluster.placement import Need
 from ..cluster.speed import Speed, card_speed
 from ..datasets.errors import DataError
 from ..trainables import registry
@@ -31,6 +32,7 @@ from .files import WrongInput
 from .history import VERSION, History, Record, Trial, fold
 from .mlflow_store import run_ids
 from .money import Rates, rates_of, refuse_unmeasured, refuse_unpriced
+from .needs import needs_of
 from .start_from import earlier_trials
 from .sweep import Sweep
 from .weights import ROOM_BYTES, delete_losers, resolve_initial
@@ -128,6 +130,7 @@ def _run_in(
         found = find_cards(use=cards, threads=threads, node=node)
         rates = rates_of(sweep, node, found)
         refuse_unmeasured(sweep, rates, found)
+        needs_of(sweep, found)  # refuses what has too few
         with (
             _chatter_to_log(folder),
             hold_cards(found, lambda card, who: show.note(f"waiting for {card.name}, held by {who}")),
@@ -169,8 +172,14 @@ def _run_on(
     rungs = sweep.rungs(budgets(sweep, cache))
     controller = Controller(sweep, history, rungs, show.event)
 
+    needs = needs_of(sweep, cards, controller.record)
+
     def job(number: int) -> Job:
-        return make_job(sweep, controller.record.trials[number], folder, cache, cards[0], speed, rungs, initial)
+        trial = controller.record.trials[number]
+        return make_job(sweep, trial, folder, cache, cards[0], speed, rungs, initial, needs.largest)
+
+    def need(number: int) -> Need:
+        return needs.of(controller.record.trials[number])
 
     with local_ray(cards, folder / "log", environment=node.nccl) as local:
         import ray
@@ -180,18 +189,17 @@ def _run_on(
         from .tracking import Store, TrackerActor
         from .tuning import run_tune
 
-        lanes = len(cards) // sweep.settings.cards_per_trial
         pool = start_pool(
             "rigsweep.trainables.trial:run_trial",
             cards,
-            cards_per_lane=sweep.settings.cards_per_trial,
+            cards_per_lane=needs.largest,
             log=str(folder / "log"),
             hang_seconds=sweep.settings.hang,
         )
         tracker_class: Any = ray.remote(TrackerActor)
         # Whatever ends it, the next one finds out how far MLflow is.
         tracker = tracker_class.options(num_cpus=0, max_restarts=-1).remote(folder, Store.of(folder.parent))
-        tune = _Thread(lambda: run_tune(controller, pool, lanes, job, local.broken, folder / "log"))
+        tune = _Thread(lambda: run_tune(controller, pool, len(cards), need, job, local.broken, folder / "log"))
         with _orderly_signals() as asked:
             tune.start()
             _follow(sweep, folder, controller, show, local, pool, tune, asked, started)
@@ -252,6 +260,8 @@ def _follow(
             for number, said in progress.items():
                 controller.heard(number, said.get("usage"))
             show.refresh(controller, progress)
+            for note in ray.get(pool.notes.remote(), timeout=_ANSWER_SECONDS):
+                show.note(note)
         except RayError as error:
             if broken or not isinstance(error, GetTimeoutError):
                 _log.error("the lanes do not answer: %s", error)
@@ -299,6 +309,7 @@ def make_job(
     speed: Speed,
     rungs: tuple[float, ...],
     initial: str | None,
+    workers: int = 1,
 ) -> Job:
     """What a lane needs to run a trial, or to go on with it."""
     training = sweep.training(trial.parameters, trial.number - trial.group * sweep.settings.repeats)
@@ -321,6 +332,7 @@ def make_job(
         rungs_by=sweep.settings.early_stopping.by,
         recorded=tuple(trial.reports),
         initial=initial,
+        workers=workers,
         directory=str(Path.cwd()),
     )
 

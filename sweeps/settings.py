@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import BaseModel, BeforeValidator, Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from ..cluster.node_settings import Prices
 from ..trainables.settings import Share
@@ -49,6 +49,38 @@ class Limits(BaseModel, frozen=True, extra="forbid"):
     """Checkpoints of one sweep; beyond it those of the losers are deleted first."""
 
 
+class CardRange(BaseModel, frozen=True, extra="forbid"):
+    """From so many cards to so many: a trial goes on with what is there."""
+
+    min: PositiveInt = 1
+    max: PositiveInt
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "CardRange":
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} is over max {self.max}")
+        return self
+
+
+def _cards(told: Any) -> Any:
+    if told is None or told == "auto" or isinstance(told, dict | CardRange):
+        return told
+    allowed = "allowed: a number of cards, a share of one such as 0.5, auto, or {min: 1, max: 2}"
+    if isinstance(told, bool) or not isinstance(told, int | float):
+        raise ValueError(f"{allowed}, found {told}")
+    if told > 1 and told != int(told):
+        raise ValueError(f"several workers take a whole card each: {allowed}, found {told:g}")
+    if not told >= 0.05:
+        raise ValueError(f"{allowed} (at least 0.05), found {told:g}")
+    return int(told) if told >= 1 else float(told)
+
+
+CardsPerTrial = Annotated[
+    Literal["auto"] | int | float | CardRange | None,
+    BeforeValidator(_cards, json_schema_input_type=Literal["auto"] | PositiveFloat | CardRange | None),
+]
+
+
 class SweepSettings(BaseModel, frozen=True, extra="forbid"):
     """A sweep file; without `search` it is a training file."""
 
@@ -69,7 +101,9 @@ class SweepSettings(BaseModel, frozen=True, extra="forbid"):
     prices: Prices | None = None
     """What computing costs; the node file's where it is not given."""
     early_stopping: EarlyStopping = EarlyStopping()
-    cards_per_trial: PositiveInt = 1
+    cards_per_trial: CardsPerTrial = None
+    """Several, a share of one, or `auto`: as small a share as the trial's memory needs, once that was measured. Not
+    given: `auto` on GPUs, 1 on a CPU, where a trial has work for every thread."""
     hang: PositiveFloat = 600.0
     """A trial that makes no progress for so many seconds is given up and tried once more."""
 
@@ -78,11 +112,4 @@ class SweepSettings(BaseModel, frozen=True, extra="forbid"):
     def _single(cls, value: Any) -> Any:
         if isinstance(value, list):
             raise ValueError("several objectives are not supported yet; give one metric and goal")
-        return value
-
-    @field_validator("cards_per_trial")
-    @classmethod
-    def _one_card(cls, value: int) -> int:
-        if value != 1:
-            raise ValueError("allowed: 1, as trials over several cards are not supported yet")
         return value

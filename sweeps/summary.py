@@ -9,7 +9,7 @@ from typing import Any
 
 from .ablation import as_dict, compare, is_ablation
 from .history import Record, Trial
-from .money import Rates
+from .money import Rates, card_seconds_of
 from .space import Parameters
 from .sweep import Sweep
 from .utilisation import utilisation
@@ -40,7 +40,7 @@ def summarise(sweep: Sweep, record: Record, run_ids: Mapping[int, str] | None = 
             for value, found in sorted(best_within.items(), key=lambda item: str(item[0]))
             if found
         },
-        "device_seconds": sum(trial.seconds for trial in trials),
+        "device_seconds": sum(card_seconds_of(trial) for trial in trials),
         "device_seconds_without_stopping": _without_stopping(trials),
         "energy_kwh": spent.kwh,
         "energy_measured": spent.measured if spent.kwh is not None else None,
@@ -65,6 +65,7 @@ def _trial(trial: Trial, run_id: str | None, rates: Rates) -> dict[str, Any]:
         "examples": trial.examples,
         "flops": trial.flops,
         "seconds": trial.seconds,
+        "device_seconds": card_seconds_of(trial),
         "energy_kwh": spent.kwh,
         "cost": spent.cost,
         "run_id": run_id,
@@ -152,7 +153,11 @@ class Saving:
 def saving(told: Mapping[str, Any]) -> Saving | None:
     """What a summary says of early stopping; None where none was stopped."""
     stopped = sum(trial["state"] == "stopped" for trial in told["trials"])
-    spent = sum(trial["seconds"] for trial in told["trials"] if trial["state"] in ("complete", "stopped"))
+    spent = sum(
+        trial.get("device_seconds", trial["seconds"])
+        for trial in told["trials"]
+        if trial["state"] in ("complete", "stopped")
+    )
     full = told["device_seconds_without_stopping"]
     return Saving(stopped, spent, full) if stopped and full > 0 else None
 
@@ -165,9 +170,9 @@ def _without_stopping(trials: list[Trial]) -> float:
     total = 0.0
     for trial in trials:
         if trial.state == "complete":
-            total += trial.seconds
+            total += card_seconds_of(trial)
         elif trial.state == "stopped" and trial.last is not None and trial.last.examples:
-            total += trial.seconds * trial.last.total / trial.last.examples
+            total += card_seconds_of(trial) * trial.last.total / trial.last.examples
     return total
 
 

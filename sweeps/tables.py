@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,6 +64,14 @@ def parameters(trial: Trial, keys: list[str] | None = None) -> str:
     """`learning_rate 1e-3, width 96`."""
     chosen = trial.parameters if keys is None else {k: trial.parameters[k] for k in keys if k in trial.parameters}
     return ", ".join(f"{short(key, list(trial.parameters))} {number(value)}" for key, value in chosen.items())
+
+
+def _place(trial: Trial) -> str:
+    """Where a trial runs: `RTX 3090`, `2 × RTX 3090`, `1/2 of RTX 3090`."""
+    if trial.share < 1:
+        return f"1/{round(1 / trial.share)} of {trial.cards[0]}"
+    counts = Counter(trial.cards)
+    return ", ".join(f"{count} × {name}" if count > 1 else name for name, count in counts.items())
 
 
 def _tried(trial: Trial) -> str:
@@ -307,7 +316,7 @@ class LiveShow:
             return
         metric = self._sweep.settings.objective.metric
         if kind == "started":
-            self._line(f"trial {trial.number}: started on {', '.join(trial.cards)}{_tried(trial)}")
+            self._line(f"trial {trial.number}: started on {_place(trial)}{_tried(trial)}")
         elif kind == "report" and trial.last is not None:
             share = trial.examples / trial.last.total
             self._line(f"trial {trial.number}: {share:.0%}, {metric} {number(trial.last.metrics[metric])}")

@@ -19,6 +19,7 @@ from ray.tune.search import Searcher
 
 from ..cluster.lanes import POOL
 from ..cluster.local_ray import NAMESPACE
+from ..cluster.placement import Need
 from ..trainables.trial import Job
 from .controller import Controller
 
@@ -32,6 +33,7 @@ class TrialClient(tune.Trainable):
         """Take the job; Tune calls this once, and `reset_config` for every later trial of this process."""
         self._job: dict[str, Any] = json.loads(config["job"])
         self._number: int = self._job["number"]
+        self._need: dict[str, Any] = json.loads(config["need"])
         self._host: Any = None
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -47,7 +49,7 @@ class TrialClient(tune.Trainable):
     def _begin(self) -> dict[str, Any]:
         try:
             pool = ray.get_actor(POOL, namespace=NAMESPACE)
-            self._host = ray.get(pool.acquire.remote(self._number))
+            self._host = ray.get(pool.acquire.remote(self._number, Need(**self._need)))
         except RayTaskError as error:
             return {"event": "no_lane", "reason": str(error.cause).splitlines()[0]}
         except (RayActorError, ValueError):  # it is dead, or not known any more
@@ -66,6 +68,7 @@ class TrialClient(tune.Trainable):
             "process": place["process"],
             "cards": cards,
             "identities": identities,
+            "share": place["share"],
         }
 
     def _listen(self) -> dict[str, Any]:
@@ -83,32 +86,37 @@ class _NeverRestored:
 
 
 class TuneSearcher(_NeverRestored, Searcher):
-    """Hands Tune the controller's next trial, never more than there are lanes."""
+    """Hands Tune the controller's next trial, as long as a card, or a part of one, has none.
 
-    def __init__(self, controller: Controller, lanes: int, job: Callable[[int], Job]):
+    A trial that is proposed late knows more; so at most one waits for its cards.
+    """
+
+    def __init__(self, controller: Controller, cards: int, need: Callable[[int], Need], job: Callable[[int], Job]):
         super().__init__()
-        self._controller, self._lanes, self._job = controller, lanes, job
+        self._controller, self._cards, self._need, self._job = controller, cards, need, job
         self.numbers: dict[str, int] = {}
         """Our trials by Tune's ids; a trial that goes on has several."""
-        self.live: set[str] = set()
+        self.live: dict[str, float] = {}
+        """Cards of each trial that was handed out."""
 
     def suggest(self, trial_id: str) -> Any:
-        """The next trial's job; None while every lane has one; FINISHED at the end."""
-        if len(self.live) >= self._lanes:
+        """The next trial's job; None while every card has enough; FINISHED at the end."""
+        if sum(self.live.values()) > self._cards - 1e-6:
             return None
         number = self._controller.next_trial()
         if number is None:
             return None if self.live else Searcher.FINISHED
         self.numbers[trial_id] = number
-        self.live.add(trial_id)
-        return {"job": json.dumps(asdict(self._job(number)))}
+        need = self._need(number)
+        self.live[trial_id] = need.most
+        return {"job": json.dumps(asdict(self._job(number))), "need": json.dumps(asdict(need))}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """Nothing: the scheduler hears of results."""
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """A lane is about to be free."""
-        self.live.discard(trial_id)
+        """Its cards are about to be free."""
+        self.live.pop(trial_id, None)
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: the history is the truth."""
@@ -130,7 +138,7 @@ class TuneScheduler(_NeverRestored, FIFOScheduler):
         message = json.loads(result[_MESSAGE])
         self._controller.heard(number, message.get("usage"))
         if message["event"] == "started":
-            told = (message[key] for key in ("node", "cards", "process", "identities"))
+            told = (message[key] for key in ("node", "cards", "process", "identities", "share"))
             self._controller.started(number, *told)
         elif message["event"] == "warning":
             self._controller.warned(number, message["rule"], message["reason"], message["examples"])
@@ -144,7 +152,9 @@ class TuneScheduler(_NeverRestored, FIFOScheduler):
         number = self._searcher.numbers[trial.trial_id]
         message = json.loads(result[_MESSAGE])
         self._controller.heard(number, message.get("usage"))
-        if message["event"] == "ended":
+        if message["event"] == "ended" and message.get("crowded"):
+            self._controller.crowded(number, message["reason"])
+        elif message["event"] == "ended":
             self._controller.ended(number, message["state"], message["reason"], message.get("rule", ""))
         elif message["event"] == "lost":
             self._lost(number, message["reason"])
@@ -172,13 +182,14 @@ class TuneScheduler(_NeverRestored, FIFOScheduler):
 def run_tune(
     controller: Controller,
     pool: Any,
-    lanes: int,
+    cards: int,
+    need: Callable[[int], Need],
     job: Callable[[int], Job],
     broken: Callable[[], str | None],
     log: Path,
 ) -> None:
     """Run every trial of the controller's sweep; returns when it has no more. `broken` says whether Ray is."""
-    searcher = TuneSearcher(controller, lanes, job)
+    searcher = TuneSearcher(controller, cards, need, job)
     tune.Tuner(
         tune.with_resources(TrialClient, {"client": 1}),
         tune_config=tune.TuneConfig(

@@ -20,3 +20,30 @@ def walk(job: dict[str, Any], channel: Any) -> dict[str, Any]:
             time.sleep(1000)
         time.sleep(job.get("pause", 0.001))
     return {"event": "ended", "state": "complete", "retire": job.get("retire", False)}
+
+
+def together(job: dict[str, Any], channel: Any) -> dict[str, Any]:
+    """Take steps as several workers do, adding up over them at each; on worker `who`, do something wrong."""
+    import torch
+    import torch.distributed as dist
+
+    for step in range(job.get("steps", 10)):
+        if channel.rank == job.get("who", 0):
+            if step == job.get("die_at"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if step == job.get("raise_at"):
+                return {"event": "ended", "state": "failed", "reason": "ValueError: a rehearsed error"}
+            if step == job.get("hang_at"):
+                time.sleep(1000)
+        total = torch.tensor([float(channel.rank)])
+        try:
+            if channel.workers > 1:
+                dist.all_reduce(total)
+        except RuntimeError as error:
+            return {"event": "ended", "state": "failed", "reason": f"RuntimeError: {error}"}
+        if channel.rank == 0:
+            channel.progress = {"examples": step}
+            channel.send({"event": "report", "step": step, "sum": total.item(), "workers": channel.workers})
+        time.sleep(job.get("pause", 0.001))
+    state = job.get("state", "complete")
+    return {"event": "ended", "state": state, "reason": "", "retire": state == "out_of_memory"}

@@ -149,6 +149,7 @@ class Recorder(Rule):
 class Line:
     """Whoever follows; asks to leave once a number is not finite."""
 
+    rank, workers = 0, 1
     progress: dict[str, Any] = {}  # noqa: RUF012
 
     @property

@@ -41,7 +41,7 @@ def numbers(rungs=(), rungs_by="examples", free_rows=10.0, precision="bf16", **c
     training = training_of(**changes)
     state = (20 if training.ema else 16) * PARAMETERS
     memory = math.ceil((state + free_rows * Task.row_bytes) / 0.8)
-    job = SimpleNamespace(memory_bytes=memory, precision=precision, rungs=rungs, rungs_by=rungs_by)
+    job = SimpleNamespace(memory_bytes=memory, precision=precision, rungs=rungs, rungs_by=rungs_by, workers=1)
     return derive(Task(), training, job)
 
 

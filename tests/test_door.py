@@ -10,6 +10,8 @@ from rigsweep.trainables.door import Door, Progress
 
 
 class Line:
+    rank, workers = 0, 1
+
     def __init__(self, order=None):
         self.order, self.progress, self.sent = order, {}, []
 

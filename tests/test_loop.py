@@ -18,6 +18,7 @@ from rigsweep.trainables.loop import train
 from rigsweep.trainables.meter import Meter, forget_peak_memory, peak_memory_bytes
 from rigsweep.trainables.task import Samples
 from rigsweep.trainables.trial import Job
+from rigsweep.trainables.workers import ALONE
 
 SPEED = 1e9
 LENGTH = 16
@@ -38,6 +39,8 @@ class Killed(BaseException):
 
 class Line:
     """Whoever follows the trial; gives an `order` from some progress on, or loses a report and with it the trial."""
+
+    rank, workers = 0, 1
 
     def __init__(self, order=None, at=0, lost_at=None):
         self._order, self._at, self._lost_at = order, at, lost_at
@@ -102,7 +105,7 @@ class Linear:
         terms = {"loss": error.square().mean()}
         return terms | {"size": 0.1 * error.abs().mean()} if self.two_terms else terms
 
-    def evaluate(self, model, device):
+    def evaluate(self, model, device, workers=ALONE):
         self.evaluated.append([parameter.detach().clone() for parameter in model.parameters()])
         with torch.no_grad():
             batch = self.batch(10**6, 50)
@@ -110,7 +113,7 @@ class Linear:
         model.train()
         return {"validation/loss": math.inf if len(self.evaluated) == self.bad_evaluation else loss}
 
-    def sample(self, model, device):
+    def sample(self, model, device, workers=ALONE):
         self.sampled += 1
         return Samples(texts={"sample": "a line"})
 
@@ -627,8 +630,8 @@ def test_the_speed_of_a_training_excludes_its_evaluations(tmp_path, monkeypatch)
             clock.now += 0.75
             return super().loss(model, batch)
 
-        def evaluate(self, model, device):
-            found = super().evaluate(model, device)
+        def evaluate(self, model, device, workers=ALONE):
+            found = super().evaluate(model, device, workers)
             clock.now += 1000
             return found
 

@@ -16,8 +16,8 @@ from .simulator import SWEEP, simulate, sweep_of
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 KEYS = "sweep trainable question objective state trials best best_within device_seconds "
 KEYS += "device_seconds_without_stopping energy_kwh energy_measured cost currency utilisation"
-TRIAL_KEYS = "number group seed state reason rule warnings parameters value examples flops seconds energy_kwh cost "
-TRIAL_KEYS += "run_id node cards"
+TRIAL_KEYS = "number group seed state reason rule warnings parameters value examples flops seconds device_seconds "
+TRIAL_KEYS += "energy_kwh cost run_id node cards"
 
 
 def trial_of(

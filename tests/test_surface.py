@@ -20,6 +20,8 @@ class Killed(BaseException):
 
 
 class Line:
+    rank, workers = 0, 1
+
     def __init__(self, order=None, at=0, lost_at=None):
         self._order, self._at, self._lost_at = order, at, lost_at
         self.heard, self.sent = [], []
@@ -172,6 +174,7 @@ DYING = """
     from rigsweep.trainables.trial import run_trial
 
     class Line:
+        rank, workers = 0, 1
         order, progress = None, {}
 
         def send(self, message):

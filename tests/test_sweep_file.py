@@ -138,8 +138,14 @@ search: -> objective: {metric: validation/loss, goal: maximize}\nsearch:
     9: objective.goal: validation/loss is to minimize, found maximize; write goal: minimize
 search: -> objective: [{metric: x}]\nsearch:
     9: objective: several objectives are not supported yet
-search: -> cards_per_trial: 2\nsearch:
-    9: cards_per_trial: allowed: 1, as trials over several cards are not
+search: -> cards_per_trial: 1.5\nsearch:
+    9: cards_per_trial: several workers take a whole card each: allowed: a number of cards, a share of one
+search: -> cards_per_trial: 0\nsearch:
+    9: cards_per_trial: allowed: a number of cards, a share of one such as 0.5, auto, or {min: 1, max: 2}
+search: -> cards_per_trial: some\nsearch:
+    9: cards_per_trial: allowed: a number of cards, a share of one such as 0.5, auto, or {min: 1, max: 2}, found some
+search: -> cards_per_trial: {min: 2, max: 1}\nsearch:
+    9: cards_per_trial
 search: -> early_stopping: {grace: 100%}\nsearch:
     9: early_stopping.grace: allowed: less than 100%, found 100%
 search: -> early_stopping: {reduction: 1}\nsearch:

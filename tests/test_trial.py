@@ -22,6 +22,8 @@ def _one_thread():
 
 
 class Line:
+    rank, workers = 0, 1
+
     def __init__(self, order=None):
         self.order, self.progress, self.sent = order, {}, []
 

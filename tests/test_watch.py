@@ -44,6 +44,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Line:
     """Whoever follows the trial; gives an order from some progress on."""
 
+    rank, workers = 0, 1
+
     def __init__(self, order: str | None = None, at: int = 0):
         self._order, self._at, self.progress, self.sent = order, at, {}, []
 

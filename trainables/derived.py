@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .errors import WrongSettings
 from .settings import Training
 
 if TYPE_CHECKING:
@@ -28,14 +29,16 @@ class Derived:
     steps: int
     rows_per_step: int
     micro_rows: int
+    """In one forward pass of one worker."""
     evaluation_steps: frozenset[int]
     """After which steps the model is evaluated (1 is after the first)."""
     examples: int
+    workers: int = 1
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches in one optimizer step."""
-        return math.ceil(self.rows_per_step / self.micro_rows)
+        """Micro-batches of each worker in one optimizer step."""
+        return math.ceil(self.rows_per_step / self.workers / self.micro_rows)
 
     def as_dict(self) -> dict[str, float]:
         """Everything, for `plan`."""
@@ -57,11 +60,19 @@ class Derived:
         return self.examples * self.flops_per_example
 
 
-def derive(task: "Task", training: Training, job: "Job") -> Derived:
-    """Derive everything for a task on the job's card; the model is traced, never allocated."""
+def derive(task: "Task", training: Training, job: "Job", *, workers: int | None = None) -> Derived:
+    """Derive everything for a task on the job's card; the model is traced, never allocated.
+
+    `workers` share the rows of a step (as many as the job asks for, where it is not known yet). Raises
+    `WrongSettings` where there are more of them than rows.
+    """
     parameters, flops_per_example = count(task)
     steps = steps_for(training, flops_per_example, parameters)
     rows = training.batch.examples // task.examples_per_row
+    workers = workers or job.workers
+    if workers > rows:
+        raise WrongSettings(f"batch.examples: {rows} rows in a step cannot be shared by {workers} workers")
+    mine = math.ceil(rows / workers)
     state_bytes = _STATE_BYTES_PER_PARAMETER + (_AVERAGE_BYTES_PER_PARAMETER if training.ema else 0)
     free_bytes = _MEMORY_SHARE * job.memory_bytes - state_bytes * parameters
     fit = max(1, int(free_bytes // task.activation_bytes_per_row(job.precision)))
@@ -70,9 +81,10 @@ def derive(task: "Task", training: Training, job: "Job") -> Derived:
         flops_per_example=flops_per_example,
         steps=steps,
         rows_per_step=rows,
-        micro_rows=min(training.batch.micro, rows) if training.batch.micro else _even_share(rows, fit),
+        micro_rows=min(training.batch.micro, mine) if training.batch.micro else _even_share(mine, fit),
         evaluation_steps=evaluation_steps(training, steps, job.rungs, job.rungs_by, flops_per_example),
         examples=steps * training.batch.examples,
+        workers=workers,
     )
 
 

@@ -44,6 +44,9 @@ class Line(Protocol):
 
     order: str | None
     progress: dict[str, Any]
+    rank: int
+    """Which of a trial's workers this is; only the first (0) speaks."""
+    workers: int
     phases: Callable[[], dict[str, float]]
     """Seconds by phase so far; set by whoever runs the trial."""
 
@@ -57,6 +60,7 @@ class Door:
 
     def __init__(self, folder: Path, line: Line):
         self._folder, self._line = folder, line
+        self.rank, self.workers = line.rank, line.workers
         self.phases = Phases()
         line.phases = self.phases.read
         folder.mkdir(parents=True, exist_ok=True)
@@ -120,6 +124,32 @@ class Door:
         self._metrics.flush()
         os.fsync(self._metrics.fileno())
         self._metrics.close()
+
+
+class ClosedDoor(Door):
+    """The door of a worker that is not the first: what it would report, the first one does."""
+
+    def __init__(self, folder: Path, line: Line):
+        self.rank, self.workers = line.rank, line.workers
+        self.phases = Phases()
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def order(self, progress: Progress, **shown: float) -> str | None:
+        """None."""
+
+    def keep(
+        self, progress: Progress, texts: Mapping[str, str] | None = None, images: Mapping[str, Any] | None = None
+    ) -> None:
+        """Nothing."""
+
+    def report(self, progress: Progress, metrics: Mapping[str, float], *, checkpoint: Path | None = None) -> None:
+        """Nothing."""
+
+    def warn(self, rule: str, reason: str, progress: Progress) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
 
 
 def _end_line(path: Path, file: Any) -> None:

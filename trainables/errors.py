@@ -3,3 +3,7 @@
 
 class NewerVersion(Exception):
     """A file was written by a newer version of rigsweep and is left as it is; the message is one line that names it."""
+
+
+class WrongSettings(ValueError):
+    """Settings that are each right and together are no training."""

@@ -25,6 +25,7 @@ from .gpt_settings import GPTModel, GPTTraining
 from .settings import Training
 from .task import Batch, Role, Samples
 from .text_generation import Cache, generate
+from .workers import ALONE, Workers
 
 EVALUATION_TOKENS = 2**14
 """Tokens in one forward pass of the evaluation."""
@@ -309,22 +310,27 @@ class GPTTask:
         """{"loss"}: mean cross-entropy in nats per token."""
         return {"loss": model(batch["tokens"], batch["targets"])}
 
-    def evaluate(self, model: nn.Module, device: torch.device) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, device: torch.device, workers: Workers = ALONE) -> dict[str, float]:
         """Mean cross-entropy in nats per token, and in bits per byte of the validation text."""
         total = torch.zeros((), device=device)
+        mine = workers.share(len(self._validation_rows))
+        at_once = max(1, EVALUATION_TOKENS // self.examples_per_row)
         with _evaluating(model):
-            for rows in self._validation_rows.split(max(1, EVALUATION_TOKENS // self.examples_per_row)):
+            for start in range(mine.start, mine.stop, at_once):
+                rows = self._validation_rows[start : min(start + at_once, mine.stop)]
                 batch = {name: value.to(device) for name, value in _shifted(rows).items()}
                 total += len(rows) * self.loss(model, batch)["loss"]
-        loss = total.item() / len(self._validation_rows)
+        loss = workers.sum({"loss": total})["loss"].item() / len(self._validation_rows)
         bits_per_token = loss / math.log(2)
         return {
             "validation/loss": loss,
             "validation/bits_per_byte": bits_per_token / self.text.bytes_per_token("validation"),
         }
 
-    def sample(self, model: nn.Module, device: torch.device) -> Samples:
+    def sample(self, model: nn.Module, device: torch.device, workers: Workers = ALONE) -> Samples:
         """{"sample": the prompt and what the model makes of it}; an empty prompt begins a document."""
+        if not workers.first:  # one text cannot be shared
+            return Samples()
         assert isinstance(model, GPT), "samples are drawn from the bare model: compile it in place"
         sampling, vocabulary = self.training.sampling, self.text.vocabulary
         prompt = [int(token) for token in vocabulary.encode([sampling.prompt])[0]] or self._beginning()

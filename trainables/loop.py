@@ -24,26 +24,31 @@ from .optimizer import build_optimizer, learning_rate
 from .task import Batch, Task
 from .trial import Job
 from .watch import Watch
+from .workers import ALONE, Workers
 
 _REPORTS = 200
 """Reports of step metrics over a training, at most."""
 
 
-def train(task: Task, job: Job, door: Door) -> Ending:
+def train(task: Task, job: Job, door: Door, workers: Workers = ALONE) -> Ending:
     """Train a task to the end of its budget, or until the door says to leave.
 
-    Goes on from the newest whole checkpoint in the job's folder, if there is one.
+    Goes on from the newest whole checkpoint in the job's folder, if there is one. Several workers run this side by
+    side, each on its share of every step's rows; the first of them decides, reports and saves.
     """
     training = job.settings()
-    derived = derive(task, training, job)
+    derived = derive(task, training, job, workers=workers.size)
     device = _set_up(job)
     model = task.build().to(device)
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(training.ema)) if training.ema else None
     optimizer = build_optimizer(model, task.role, training.optimizer)
     saved = _go_on(job, door, model, ema, optimizer, derived)
-    run: nn.Module = torch.compile(model) if training.compile else model  # pyright: ignore
+    shared = workers.wrap(model)
+    run: nn.Module = torch.compile(shared) if training.compile else shared  # pyright: ignore
+    mine = workers.share(derived.rows_per_step)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=job.precision == "bf16")
-    speeds = (job.measured_flops_per_second, job.peak_flops_per_second)
+    peak = job.peak_flops_per_second
+    speeds = (workers.size * job.measured_flops_per_second, peak and workers.size * peak)
     meter = Meter(derived.flops_per_example, *speeds, door.phases, compiled=training.compile)
     clock = _Clock(saved.progress.seconds)
     every = math.ceil(derived.steps / _REPORTS)
@@ -51,33 +56,37 @@ def train(task: Task, job: Job, door: Door) -> Ending:
 
     # Where the batch size was edited, from the last of its own whole steps.
     for step in range(progress.examples // training.batch.examples + 1, derived.steps + 1):
-        if order := door.order(progress, **meter.shown):
+        if order := workers.decide(door.order, progress, **meter.shown):
             if order == "interrupt":
-                if ending := health.keeping(progress, model):
+                if ending := workers.decide(health.keeping, progress, model):
                     return ending
-                _save(job, Saved(progress, saved.evaluations, health.state()), model, ema, optimizer)
+                if workers.first:
+                    _save(job, Saved(progress, saved.evaluations, health.state()), model, ema, optimizer)
             return Ending("interrupted" if order == "interrupt" else "stopped", "asked to leave")
 
         rate = learning_rate(training.schedule, training.optimizer.learning_rate, step / derived.steps)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        torch.manual_seed(hash((training.seed, step)) % 2**63)  # dropout
+        torch.manual_seed(hash((training.seed, step, workers.rank)) % 2**63)  # dropout
 
         # One optimizer step over the global batch, in micro-batches.
         first = (step - 1) * derived.rows_per_step
         batch: Batch = {}
         terms: dict[str, torch.Tensor] = {}
-        for start in range(0, derived.rows_per_step, derived.micro_rows):
-            rows = min(derived.micro_rows, derived.rows_per_step - start)
+        for start in range(mine.start, mine.stop, derived.micro_rows):
+            rows = min(derived.micro_rows, mine.stop - start)
             waiting = time.perf_counter()
             batch = task.batch(first + start, rows)
             meter.waited(time.perf_counter() - waiting)
-            with autocast:
-                losses = task.loss(run, {name: t.to(device, non_blocking=True) for name, t in batch.items()})
             share = rows / derived.rows_per_step  # the last micro-batch may be smaller
-            torch.stack(list(losses.values())).sum().mul(share).backward()
+            with workers.alone(shared, when=start + rows < mine.stop):
+                with autocast:
+                    losses = task.loss(run, {name: t.to(device, non_blocking=True) for name, t in batch.items()})
+                # Over several workers the gradients come back as a mean, and are to be a sum.
+                torch.stack(list(losses.values())).sum().mul(share * workers.size).backward()
             for name, value in losses.items():
                 terms[name] = terms.get(name, 0) + value.detach() * share
+        terms = workers.sum(terms)
         norm = nn.utils.clip_grad_norm_(model.parameters(), training.optimizer.clip_norm or math.inf)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -93,12 +102,13 @@ def train(task: Task, job: Job, door: Door) -> Ending:
 
         evaluating = step in derived.evaluation_steps
         reporting = evaluating or step % every == 0
-        if ending := health.see(progress, batch, terms, norm, now=reporting):
+        if ending := workers.decide(health.see, progress, batch, terms, norm, now=reporting):
             return ending
         if reporting:
             metrics = {name: value.item() for name, value in terms.items()}
             metrics |= {"optimizer/gradient_norm": norm.item(), "optimizer/learning_rate": rate, **meter.read(device)}
-            if ending := health.report(progress, metrics):
+            metrics["memory/peak_bytes"] = workers.largest(metrics["memory/peak_bytes"])
+            if ending := workers.decide(health.report, progress, metrics):
                 return ending
             if not evaluating:
                 door.report(progress, metrics)
@@ -106,16 +116,17 @@ def train(task: Task, job: Job, door: Door) -> Ending:
             paused = meter.pause()
             averaged = ema.module if ema is not None else model
             with autocast:
-                evaluation = task.evaluate(averaged, device)
-            if ending := health.keeping(progress, model, evaluation):
+                evaluation = task.evaluate(averaged, device, workers)
+            if ending := workers.decide(health.keeping, progress, model, evaluation):
                 return ending
             with autocast:
-                samples = task.sample(averaged, device)
+                samples = task.sample(averaged, device, workers)
             metrics |= evaluation
-            door.keep(progress, samples.texts, samples.images)
             saved.evaluations.append((progress, metrics))
-            path = _save(job, Saved(progress, saved.evaluations, health.state()), model, ema, optimizer)
-            door.report(progress, metrics, checkpoint=path)
+            if workers.first:
+                door.keep(progress, samples.texts, samples.images)
+                path = _save(job, Saved(progress, saved.evaluations, health.state()), model, ema, optimizer)
+                door.report(progress, metrics, checkpoint=path)
             meter.go_on(paused)
     return Ending("complete", "reached its budget")
 

@@ -76,5 +76,10 @@ def load(name: str) -> "Callable[[Job, Door], Ending]":
         return module.train
 
     from .loop import train
+    from .workers import Workers
 
-    return lambda job, door: train(module.TASK(job.settings(), Path(job.cache)), job, door)
+    def run(job: "Job", door: "Door") -> "Ending":
+        workers = Workers(door.rank, door.workers)
+        return train(module.TASK(job.settings(), Path(job.cache)), job, door, workers)
+
+    return run

@@ -9,7 +9,9 @@ import math
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -56,7 +58,8 @@ def train(job: Job, door: Door) -> Ending:
     steps, batch = numbers.steps, training.batch.examples
     checkpoint = Path(job.folder) / "checkpoints" / "surface.json"
     checkpoint.parent.mkdir(exist_ok=True)
-    done, before, evaluations = json.loads(checkpoint.read_text()) if checkpoint.exists() else (0, 0.0, [])
+    decide, meet = _together(door)
+    done, before, evaluations = decide(_kept, checkpoint)
     started = time.monotonic() - before
 
     def progress(step: int, seconds: float) -> Progress:
@@ -64,6 +67,8 @@ def train(job: Job, door: Door) -> Ending:
         return Progress(examples, numbers.examples, examples * numbers.flops_per_example, seconds)
 
     def save(now: Progress) -> None:
+        if door.rank:
+            return
         temporary = checkpoint.with_suffix(".new")
         temporary.write_text(json.dumps((now.examples // batch, now.seconds, evaluations)))
         temporary.replace(checkpoint)
@@ -74,7 +79,7 @@ def train(job: Job, door: Door) -> Ending:
     now = progress(done, before)
     door.phases.enter("computing")
     for step in range(done + 1, steps + 1):
-        if order := door.order(now):
+        if order := decide(door.order, now):
             if order == "interrupt":
                 save(now)
             return Ending("interrupted" if order == "interrupt" else "stopped", "asked to leave")
@@ -83,6 +88,7 @@ def train(job: Job, door: Door) -> Ending:
         now = progress(step, time.monotonic() - started)
         if ending := _fault(training, now, door, Path(job.folder)):
             return ending
+        meet()  # as gradients are added up: nobody is ahead of the others
         if step in numbers.evaluation_steps:
             noise = np.random.default_rng((training.seed, step)).normal() * training.model.noise
             loss = loss_at(training, step / steps) + noise
@@ -95,9 +101,29 @@ def train(job: Job, door: Door) -> Ending:
     return Ending("complete", "reached its budget")
 
 
+def _kept(checkpoint: Path) -> tuple[int, float, list[Any]]:
+    """Steps, seconds and evaluations so far."""
+    return json.loads(checkpoint.read_text()) if checkpoint.exists() else (0, 0.0, [])
+
+
+def _together(door: Door) -> tuple[Callable[..., Any], Callable[[], object]]:
+    """How its workers decide, and how they wait for each other; alone, PyTorch is not needed for that."""
+    if door.workers == 1:
+        return lambda ask, *words: ask(*words), lambda: None
+    from .workers import Workers
+
+    workers = Workers(door.rank, door.workers)
+    return workers.decide, lambda: workers.largest(0.0)
+
+
 def _fault(training: SurfaceTraining, now: Progress, door: Door, folder: Path) -> Ending | None:
     model, share = training.model, now.examples / now.total
-    if model.fault is None or share < model.fault_at or training.optimizer.learning_rate <= model.fault_above:
+    if (
+        model.fault is None
+        or door.rank != model.fault_worker
+        or share < model.fault_at
+        or training.optimizer.learning_rate <= model.fault_above
+    ):
         return None
     if model.fault == "diverge":
         return Ending("diverged", f"the loss is not finite (nan) after {share:.0%} of the budget", "non-finite-loss")

@@ -2,7 +2,7 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, Field, PositiveInt
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 
 from .settings import Share, Training
 
@@ -21,6 +21,8 @@ class SurfaceModel(BaseModel, frozen=True, extra="forbid"):
     fault_at: Share = 0.5
     fault_above: Annotated[float, Field(ge=0)] = 0.0
     """The fault happens only with a learning rate above this."""
+    fault_worker: NonNegativeInt = 0
+    """Of several workers, the one to which it happens."""
 
 
 class SurfaceTraining(Training, frozen=True, extra="forbid"):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .settings import Training
+from .workers import ALONE, Workers
 
 Role = Literal["matrix", "vector", "embedding", "head"]
 """What a parameter is, from which the optimizer's groups are built (and, later, muP's and Muon's)."""
@@ -55,12 +56,15 @@ class Task(Protocol):
         """Named loss terms, each a scalar and a mean over the rows; training minimises their sum."""
         ...
 
-    def evaluate(self, model: nn.Module, device: torch.device) -> dict[str, float]:
-        """The metrics that the settings' METRICS name, on validation rows that never change."""
+    def evaluate(self, model: nn.Module, device: torch.device, workers: Workers = ALONE) -> dict[str, float]:
+        """The metrics that the settings' METRICS name, on validation rows that never change.
+
+        Every one of the workers calls this at the same time, takes its share, and gets the metrics of all.
+        """
         ...
 
-    def sample(self, model: nn.Module, device: torch.device) -> Samples:
-        """What the model makes, from noise or a prompt that never changes."""
+    def sample(self, model: nn.Module, device: torch.device, workers: Workers = ALONE) -> Samples:
+        """What the model makes, from noise or a prompt that never changes; only the first worker's is kept."""
         ...
 
     def chance_loss(self) -> float | None:

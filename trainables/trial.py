@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..cluster import disk
-from .door import Door, Ending, Line
+from .door import ClosedDoor, Door, Ending, Line
 from .errors import NewerVersion
 from .registry import load, settings_class
 from .settings import Training
@@ -44,6 +44,8 @@ class Job:
     """Examples of the evaluations that whoever follows the trial already knows."""
     initial: str | None = None
     """A checkpoint folder to start the weights from."""
+    workers: int = 1
+    """How many are asked for to train it together; the lane knows how many there are."""
     directory: str | None = None
     """Where the sweep was started: relative paths of a corpus or tokenizer are meant from there."""
 
@@ -53,13 +55,16 @@ class Job:
 
 
 def run_trial(job: dict[str, Any], line: Line) -> dict[str, Any]:
-    """Run one trial in this process and return its last message; raises nothing."""
+    """Run one trial in this process, which may be one of several workers, and return its last message.
+
+    Raises nothing.
+    """
     folder = Path(job["folder"])
     try:
         with (
             contextlib.chdir(job.get("directory") or "."),
-            _logging_to(folder),
-            contextlib.closing(Door(folder, line)) as door,
+            _logging_to(folder / ("log.txt" if line.rank == 0 else f"log-{line.rank}.txt")),
+            contextlib.closing(Door(folder, line) if line.rank == 0 else ClosedDoor(folder, line)) as door,
         ):
             ending = load(job["trainable"])(Job(**job), door)
     except Exception as error:  # noqa: BLE001 - whatever a trial raises ends that trial, and only that
@@ -71,10 +76,10 @@ def run_trial(job: dict[str, Any], line: Line) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _logging_to(folder: Path) -> Iterator[None]:
+def _logging_to(file: Path) -> Iterator[None]:
     """What is logged, and the traceback of what is raised, also go to the trial's own log."""
-    folder.mkdir(parents=True, exist_ok=True)
-    log = logging.FileHandler(folder / "log.txt", encoding="utf-8")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    log = logging.FileHandler(file, encoding="utf-8")
     log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger().addHandler(log)
     try:

@@ -19,6 +19,7 @@ NANOGPT = 1.874  # measured on two slow cores in the same setting
 class Line:
     """Keeps the last evaluation."""
 
+    rank, workers = 0, 1
     order = None
     progress: dict[str, Any] = {}  # noqa: RUF012
     loss = float("nan")

@@ -27,6 +27,7 @@ TRACK = "import sys, time; from pathlib import Path; from rigsweep.sweeps.tracki
 class Line:
     """Nobody follows."""
 
+    rank, workers = 0, 1
     order = None
     progress: dict[str, Any] = {}  # noqa: RUF012
 

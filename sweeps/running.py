@@ -326,6 +326,8 @@ def make_job(
         kind="cuda" if card.kind == "cuda" else "cpu",
         threads=card.threads,
         memory_bytes=card.memory_bytes,
+        memory_limited=card.limited,
+        card_name=card.name,
         measured_flops_per_second=speed.flops_per_second(precision),
         peak_flops_per_second=card.peak_bf16_flops_per_second if precision == "bf16" else None,
         rungs=rungs,

@@ -173,5 +173,5 @@ def test_precision_and_average_count_in_what_fits():
     assert numbers(free_rows=10, ema=0.9).micro_rows == 9  # 25 rows in three passes
     training = training_of(ema=0.9)
     memory = math.ceil((16 * PARAMETERS + 10 * Task.row_bytes) / 0.8)
-    job = SimpleNamespace(memory_bytes=memory, precision="bf16", rungs=(), rungs_by="examples")
+    job = SimpleNamespace(memory_bytes=memory, precision="bf16", rungs=(), rungs_by="examples", workers=1)
     assert derive(Task(), training, job).micro_rows == 1  # the average's 40 kB leave no room

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
-from test_running import GPT, run_text
 
 from rigsweep.sweeps.files import WrongInput
 from rigsweep.sweeps.history import read
+
+from .test_running import GPT, run_text
 
 pytestmark = [pytest.mark.usefixtures("one_ray"), pytest.mark.timeout(400)]
 

@@ -65,6 +65,8 @@ class Door:
         line.phases = self.phases.read
         folder.mkdir(parents=True, exist_ok=True)
         self._warned: set[str] = set()
+        self.seen: Progress | None = None
+        """How far the trial was when it last asked for an order."""
         self._metrics = (folder / "metrics.jsonl").open("ab")
         _end_line(folder / "metrics.jsonl", self._metrics)
 
@@ -73,6 +75,7 @@ class Door:
 
         Costs nothing, so it can be asked before every step. `shown` is what a live table shows beside it.
         """
+        self.seen = progress
         self._line.progress = {"examples": progress.examples, "total": progress.total, **shown}
         return self._line.order
 
@@ -132,6 +135,7 @@ class ClosedDoor(Door):
     def __init__(self, folder: Path, line: Line):
         self.rank, self.workers = line.rank, line.workers
         self.phases = Phases()
+        self.seen = None
         folder.mkdir(parents=True, exist_ok=True)
 
     def order(self, progress: Progress, **shown: float) -> str | None:

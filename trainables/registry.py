@@ -69,17 +69,22 @@ def numbers(name: str, job: "Job") -> dict[str, Any]:
     return derive(found, training, job).as_dict()
 
 
+def memory(name: str, job: "Job") -> dict[str, Any] | None:
+    """What a job takes of its card's memory, and on which rung of the ladder; None where there is no task."""
+    from .ladder import choose
+
+    module = importlib.import_module(f".{name}", __package__)
+    if not hasattr(module, "TASK"):
+        return None
+    return choose(lambda training: module.TASK(training, Path(job.cache)), job, always=True).as_dict()
+
+
 def load(name: str) -> "Callable[[Job, Door], Ending]":
     """What trains a job of this trainable: the one loop, or the trainable's own `train`."""
     module = importlib.import_module(f".{name}", __package__)
     if not hasattr(module, "TASK"):
         return module.train
 
-    from .loop import train
-    from .workers import Workers
+    from .ladder import train
 
-    def run(job: "Job", door: "Door") -> "Ending":
-        workers = Workers(door.rank, door.workers)
-        return train(module.TASK(job.settings(), Path(job.cache)), job, door, workers)
-
-    return run
+    return lambda job, door: train(lambda training: module.TASK(training, Path(job.cache)), job, door)

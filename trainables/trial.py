@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ..cluster import disk
 from .door import ClosedDoor, Door, Ending, Line
-from .errors import NewerVersion
+from .errors import NEVER_STARTED, NewerVersion, is_out_of_memory
 from .registry import load, settings_class
 from .settings import Training
 
@@ -34,9 +34,14 @@ class Job:
     kind: Literal["cpu", "cuda"]
     threads: int
     memory_bytes: int
+    """Of the card, or the limit that was set."""
     measured_flops_per_second: float
     peak_flops_per_second: float | None = None
     """Of the card's specification; None where the card is not in the table."""
+    memory_limited: bool = False
+    """Whether `memory_bytes` is a limit that was set, less than the card has."""
+    card_name: str = ""
+    """What was measured of memory is kept by it."""
     rungs: tuple[float, ...] = ()
     """Where trials are compared: evaluations happen there too."""
     rungs_by: Literal["examples", "flops"] = "examples"
@@ -69,7 +74,8 @@ def run_trial(job: dict[str, Any], line: Line) -> dict[str, Any]:
             ending = load(job["trainable"])(Job(**job), door)
     except Exception as error:  # noqa: BLE001 - whatever a trial raises ends that trial, and only that
         ending = _ending(error, folder)
-    retire = ending.state == "out_of_memory" or "CUDA error" in ending.reason
+    ran_out = ending.state == "out_of_memory" and ending.rule != NEVER_STARTED
+    retire = ran_out or "CUDA error" in ending.reason
     if not retire:
         _clear()
     return {"event": "ended", **asdict(ending), "retire": retire}
@@ -100,9 +106,7 @@ def _ending(error: Exception, folder: Path) -> Ending:
         return Ending("interrupted", str(error))
     words = str(error).strip().splitlines()
     reason = f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
-    # PyTorch's own class, then the words of the CUDA driver, of cuBLAS and of PyTorch on a CPU.
-    signs = ("OutOfMemoryError", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
-    if isinstance(error, MemoryError) or any(sign in reason for sign in signs):
+    if is_out_of_memory(error):
         return Ending("out_of_memory", reason[:300])
     return Ending("failed", reason[:300])
 

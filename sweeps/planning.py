@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..cluster.cards import describe, find_cards
+from ..cluster.memory import GIB, classical_activations_bytes, classical_bytes
 from ..cluster.node_settings import Node
 from ..cluster.speed import card_speed, specified_speed
 from ..trainables import registry
@@ -53,9 +54,13 @@ def plan_sweep(
         trial = Trial(0, 0, 0, parameters, proposed=0.0)
         job = make_job(sweep, trial, Path("plan"), cache, found[0], speed, rungs, None, workers)
         told = registry.numbers(sweep.settings.trainable, job)
+        memory = registry.memory(sweep.settings.trainable, job)
         seconds = told["flops"] / (job.measured_flops_per_second * _EFFICIENCY * workers)
         shown = {key: value for key, value in parameters.items() if key.split(".")[0] in sections}
-        shapes.append({"parameters": shown, "precision": job.precision, **told, "seconds": seconds})
+        if memory is not None and sweep.settings.trainable == "gpt":
+            memory["classical_bytes"] = _classical_bytes(job.training, told["parameters_count"], memory["rung"])
+        shape = {"parameters": shown, "precision": job.precision, **told, "seconds": seconds}
+        shapes.append({**shape, "memory": memory})
     rates = rates_of(sweep, node, found)
     trials = sweep.settings.trials * sweep.settings.repeats
     kept = [shape for shape in shapes[1:] if shape["parameters"]] or shapes[:1]
@@ -124,7 +129,7 @@ def plan_table(plan: Mapping[str, Any]) -> RenderableType:
     keys = list(plan["shapes"][0]["parameters"])
     for key in keys:
         shapes.add_column(short(key, keys), justify="right")
-    for name in ("parameters", "examples", "FLOPs an example", "FLOPs", "micro-batch", "time"):
+    for name in ("parameters", "examples", "FLOPs an example", "FLOPs", "micro-batch", "memory", "time"):
         shapes.add_column(name, justify="right")
     for shape in plan["shapes"]:
         shapes.add_row(
@@ -134,11 +139,15 @@ def plan_table(plan: Mapping[str, Any]) -> RenderableType:
             _flops(shape["flops_per_example"]),
             _flops(shape["flops"]),
             f"{shape['accumulation']} × {shape['micro_rows']}",
+            _memory(shape["memory"]),
             duration(shape["seconds"]),
         )
+    helps = {told["what_would_help"] for shape in plan["shapes"] if (told := shape["memory"])} - {None}
     times = Table.grid(padding=(0, 2))
     times.add_column(style="dim", justify="right")
     times.add_column()
+    for advice in helps:
+        times.add_row("memory", Text(f"some do not fit: {advice}", style="red"))
     times.add_row("trials", str(plan["trials"]))
     for note in plan["start_from"]:
         times.add_row("", note)
@@ -154,6 +163,30 @@ def plan_table(plan: Mapping[str, Any]) -> RenderableType:
     note = f"times are for {plan['efficiency']:.0%} of {of} speed; a short run of your own says more"
     title = Text.assemble((plan["sweep"], "bold"), f"  {plan['question']}")
     return Group(title, facts, Text(), shapes, Text(), times, Text(note, style="dim"))
+
+
+def _memory(memory: Mapping[str, Any] | None) -> str:
+    """The calibrated estimate of the card's memory, in GiB, and the rung of the ladder where it is not the first."""
+    if memory is None or "calibrated_bytes" not in memory:
+        return ""
+    told = f"{memory['calibrated_bytes'] / GIB:.3g} of {memory['card_bytes'] / GIB:.3g} GiB"
+    if not memory["fits"]:
+        return f"{told}, does not fit"
+    rung = memory["rung"]
+    climbed = f", {rung['micro_rows']} rows{' and recomputation' if rung['recompute'] else ''}"
+    return told + (climbed if memory["climbed"] else "")
+
+
+def _classical_bytes(training: Mapping[str, Any], parameters: int, rung: Mapping[str, Any]) -> int:
+    """By the classical formula, of a GPT on its rung."""
+    activations_bytes = classical_activations_bytes(
+        tokens=training["data"]["sequence_length"],
+        rows=rung["micro_rows"],
+        width=training["model"]["width"],
+        layers=training["model"]["layers"],
+        recompute=rung["recompute"],
+    )
+    return classical_bytes(parameters, activations_bytes)
 
 
 def _money(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

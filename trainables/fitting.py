@@ -101,7 +101,7 @@ def probe(task: "Task", training: Training, job: "Job", micro_rows: int) -> None
 
     with torch.random.fork_rng(devices=[]):
         measured = live_bytes.measure(
-            lambda: _parts(task, training, job.precision, batch),
+            lambda: parts(task, training, job.precision, batch),
             accumulates=_accumulates(task, training, micro_rows),
             limit_bytes=job.memory_bytes,
         )
@@ -131,7 +131,7 @@ def _traced(task: "Task", training: Training, job: "Job", micro_rows: int, shape
 
         with torch.random.fork_rng(devices=[]):
             _TRACES[shape] = live_bytes.estimate(
-                lambda: _parts(task, training, job.precision, batch),
+                lambda: parts(task, training, job.precision, batch),
                 accumulates=_accumulates(task, training, micro_rows),
             )
     return _TRACES[shape]
@@ -141,7 +141,7 @@ def _accumulates(task: "Task", training: Training, micro_rows: int) -> bool:
     return micro_rows * task.examples_per_row < training.batch.examples
 
 
-def _parts(task: "Task", training: Training, precision: str, batch: "Callable[[], Batch]") -> "Parts":
+def parts(task: "Task", training: Training, precision: str, batch: "Callable[[], Batch]") -> "Parts":
     """What the loop does in a step, as far as it takes memory."""
     import torch
     from torch import nn

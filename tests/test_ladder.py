@@ -1,6 +1,7 @@
 """The memory ladder: its order, what is refused, and that it changes nothing that is learned."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -166,3 +167,19 @@ def test_another_error_is_not_taken_for_a_shortage(tmp_path):
 
     with pytest.raises(ValueError, match="no shortage"):
         run(job_of(tmp_path), Broken)
+
+
+def test_every_rung_has_the_same_losses(tmp_path):
+    job = job_of(tmp_path)
+    training = job.settings()
+    rung = asked = Rung(8, recompute=False, compile=False)
+    found = {}
+    while rung is not None:
+        folder = str(tmp_path / f"{rung.micro_rows}-{rung.recompute}")
+        on_rung = replace(job, folder=folder, training=rung.of(training).model_dump(mode="json"))
+        assert run(on_rung)[0].state == "complete"
+        found[rung] = losses_of(on_rung)
+        rung = next_rung(rung, asked, first_step=False)
+    assert len(found) == 8
+    for losses in found.values():
+        assert losses == pytest.approx(found[asked], rel=1e-5)

@@ -104,15 +104,15 @@ def failing_once(method, at=1):
 def test_the_ladder_halves_then_recomputes_then_ends():
     rung = asked = Rung(5, recompute=False, compile=False)
     climbed = []
-    while rung := next_rung(rung, asked, first_step=True):
+    while rung := next_rung(rung, asked.micro_rows, first_step=True):
         climbed.append((rung.micro_rows, rung.recompute))
     assert climbed == [(3, False), (2, False), (1, False), (5, True), (3, True), (2, True), (1, True)]
 
 
 def test_compile_is_tried_off_first_on_the_very_first_step_alone():
     rung = Rung(4, recompute=False, compile=True)
-    assert next_rung(rung, rung, first_step=True) == Rung(4, recompute=False, compile=False)
-    assert next_rung(rung, rung, first_step=False) == Rung(2, recompute=False, compile=True)
+    assert next_rung(rung, rung.micro_rows, first_step=True) == Rung(4, recompute=False, compile=False)
+    assert next_rung(rung, rung.micro_rows, first_step=False) == Rung(2, recompute=False, compile=True)
 
 
 @pytest.mark.parametrize(("method", "at"), [("loss", 1), ("evaluate", 1), ("evaluate", 2), ("sample", 1)])
@@ -179,7 +179,7 @@ def test_every_rung_has_the_same_losses(tmp_path):
         on_rung = replace(job, folder=folder, training=rung.of(training).model_dump(mode="json"))
         assert run(on_rung)[0].state == "complete"
         found[rung] = losses_of(on_rung)
-        rung = next_rung(rung, asked, first_step=False)
+        rung = next_rung(rung, asked.micro_rows, first_step=False)
     assert len(found) == 8
     for losses in found.values():
         assert losses == pytest.approx(found[asked], rel=1e-5)

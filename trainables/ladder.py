@@ -1,7 +1,7 @@
 """The memory ladder: what a training does to fit, without changing what is learned.
 
 As asked; then smaller micro-batches with more accumulation, halved down to one row; then recomputation, with
-micro-batches as at the start, halved again; then it ends as out of memory and says what else would help. Climbed
+micro-batches as large as it allows, halved again; then it ends as out of memory and says what else would help. Climbed
 before the start by the estimate, and at run time when memory runs out.
 """
 
@@ -81,8 +81,10 @@ class Choice:
 HELP = "a shorter sequence, a smaller model, an 8-bit optimizer or LoRA would help"
 
 
-def next_rung(rung: Rung, asked: Rung, *, first_step: bool) -> Rung | None:
+def next_rung(rung: Rung, recompute_rows: int, *, first_step: bool) -> Rung | None:
     """The rung above, the same on every worker; None at the ladder's end.
+
+    Recomputation begins with micro-batches of `recompute_rows`.
 
     On the very first step, compiling is what is tried off first.
     """
@@ -91,7 +93,7 @@ def next_rung(rung: Rung, asked: Rung, *, first_step: bool) -> Rung | None:
     if rung.micro_rows > 1:
         return replace(rung, micro_rows=math.ceil(rung.micro_rows / 2))
     if not rung.recompute:
-        return replace(rung, micro_rows=asked.micro_rows, recompute=True)
+        return replace(rung, micro_rows=recompute_rows, recompute=True)
     return None
 
 
@@ -109,6 +111,7 @@ def choose(task_of: TaskOf, job: Job, *, always: bool = False) -> Choice:
     derived = derive(task, training, job)
     rows = derived.rows_per_step
     rung = asked = Rung(derived.micro_rows, training.recompute, training.compile)
+    recompute_rows = _recompute_rows(task_of, job)
     if not always and obviously_fits(task, derived.parameters, job, rung.micro_rows):
         return Choice(rung, rows, asked, None, fits=True)
     try:
@@ -117,7 +120,7 @@ def choose(task_of: TaskOf, job: Job, *, always: bool = False) -> Choice:
             memory = memory_of(task_of(edited), edited, job, rung.micro_rows)
             if memory.safe_bytes <= room_bytes(job):
                 return Choice(rung, rows, asked, memory, fits=True)
-            above = next_rung(rung, asked, first_step=False)
+            above = next_rung(rung, recompute_rows, first_step=False)
             if above is None:
                 return Choice(rung, rows, asked, memory, fits=memory.corrected_bytes <= job.memory_bytes)
             rung = above
@@ -128,6 +131,14 @@ def choose(task_of: TaskOf, job: Job, *, always: bool = False) -> Choice:
     ) as error:
         _log.warning("the memory of this training cannot be traced, so only running it will tell: %s", error)
         return Choice(asked, rows, asked, None, fits=True)
+
+
+def _recompute_rows(task_of: TaskOf, job: Job) -> int:
+    """The micro-batch that is derived for the training with recomputation."""
+    from .derived import derive
+
+    recomputing = job.settings().model_copy(update={"recompute": True})
+    return derive(task_of(recomputing), recomputing, job).micro_rows
 
 
 def train(task_of: TaskOf, job: Job, door: Door) -> Ending:
@@ -141,6 +152,7 @@ def train(task_of: TaskOf, job: Job, door: Door) -> Ending:
     if not choice.fits:
         return Ending("out_of_memory", choice.reason, NEVER_STARTED)
     training, rung, asked = job.settings(), choice.rung, choice.asked
+    recompute_rows = _recompute_rows(task_of, job)
     _limit(job)
     if rung != asked:
         door.warn("memory-ladder", f"by the estimate: {rung.describe(choice.rows, asked)}", Progress())
@@ -154,7 +166,7 @@ def train(task_of: TaskOf, job: Job, door: Door) -> Ending:
             if ending.state == "complete" and job.kind == "cuda" and workers.size == 1:
                 _observe(task, edited, job, rung)
             return ending
-        above = next_rung(rung, asked, first_step=not (door.seen and door.seen.examples))
+        above = next_rung(rung, recompute_rows, first_step=not (door.seen and door.seen.examples))
         # Of several workers the others wait for this one in the middle of a step: they cannot climb with it.
         if above is None or workers.size > 1:
             told = choice.reason if choice.memory else f"the card has {job.memory_bytes / GIB:.3g} GiB; {HELP}"

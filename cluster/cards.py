@@ -96,11 +96,16 @@ def count_in_machine(card: Card) -> int:
     return max(1, len(_gpus()) if card.kind == "cuda" else _cores() // card.threads)
 
 
+def gibibytes(count: int) -> str:
+    """`24 GiB`, `0.28 GiB`."""
+    return f"{count / 2**30:.0f} GiB" if count >= 10 * 2**30 else f"{count / 2**30:.2g} GiB"
+
+
 def describe(cards: list[Card]) -> str:
     """The cards in words, for one line: `2 x RTX 3090 (24 GiB)`."""
     kinds: dict[str, int] = {}
     for card in cards:
-        label = f"{card.name} ({card.memory_bytes / 2**30:.0f} GiB)"
+        label = f"{card.name} ({gibibytes(card.memory_bytes)})"
         kinds[label] = kinds.get(label, 0) + 1
     return ", ".join(f"{count} × {label}" for label, count in kinds.items())
 

@@ -52,7 +52,7 @@ class Choice:
 
     rung: Rung
     rows: int
-    """In one optimizer step."""
+    """In one optimizer step of one worker."""
     asked: Rung
     memory: Memory | None
     """None where it obviously fits, or where the task cannot be traced."""
@@ -109,11 +109,11 @@ def choose(task_of: TaskOf, job: Job, *, always: bool = False) -> Choice:
     training = job.settings()
     task = task_of(training)
     derived = derive(task, training, job)
-    rows = derived.rows_per_step
+    rows = math.ceil(derived.rows_per_step / derived.workers)
     rung = asked = Rung(derived.micro_rows, training.recompute, training.compile)
-    recompute_rows = _recompute_rows(task_of, job)
     if not always and obviously_fits(task, derived.parameters, job, rung.micro_rows):
         return Choice(rung, rows, asked, None, fits=True)
+    recompute_rows = _recompute_rows(task_of, job)
     try:
         while True:
             edited = rung.of(training)
@@ -152,7 +152,6 @@ def train(task_of: TaskOf, job: Job, door: Door) -> Ending:
     if not choice.fits:
         return Ending("out_of_memory", choice.reason, NEVER_STARTED)
     training, rung, asked = job.settings(), choice.rung, choice.asked
-    recompute_rows = _recompute_rows(task_of, job)
     _limit(job)
     if rung != asked:
         door.warn("memory-ladder", f"by the estimate: {rung.describe(choice.rows, asked)}", Progress())
@@ -166,7 +165,7 @@ def train(task_of: TaskOf, job: Job, door: Door) -> Ending:
             if ending.state == "complete" and job.kind == "cuda" and workers.size == 1:
                 _observe(task, edited, job, rung)
             return ending
-        above = next_rung(rung, recompute_rows, first_step=not (door.seen and door.seen.examples))
+        above = next_rung(rung, _recompute_rows(task_of, job), first_step=not (door.seen and door.seen.examples))
         # Of several workers the others wait for this one in the middle of a step: they cannot climb with it.
         if above is None or workers.size > 1:
             told = choice.reason if choice.memory else f"the card has {job.memory_bytes / GIB:.3g} GiB; {HELP}"

@@ -388,9 +388,14 @@ class LanePool:
         self._dead = ""
         """Why there will be no lanes any more."""
 
-    async def start(self, cards_per_lane: int) -> None:
-        """Start as many lanes of so many cards as there are cards for, each in the background."""
+    async def start(self, cards_per_lane: float) -> None:
+        """Start as many lanes of so many cards, or of a share of one, as there is room for, in the background."""
         cards = list(self._cards)
+        if cards_per_lane < 1:
+            for card in cards * int(1 / cards_per_lane + 1e-9):
+                self._begin((card,), cards_per_lane)
+            return
+        cards_per_lane = int(cards_per_lane)
         for first in range(0, len(cards) - cards_per_lane + 1, cards_per_lane):
             self._begin(tuple(cards[first : first + cards_per_lane]), 1.0)
 
@@ -611,7 +616,7 @@ def start_pool(
     work: str,
     cards: list[Card],
     *,
-    cards_per_lane: int,
+    cards_per_lane: float,
     log: str,
     hang_seconds: float,
     environment: dict[str, str] | None = None,

@@ -33,6 +33,11 @@ class Needs:
     observe: Observe = lambda _: ("", None, None)
 
     @property
+    def first(self) -> float:
+        """Cards, or the share of one, of the lanes to begin with."""
+        return self.largest if isinstance(self.asked, CardRange) else _number(self.asked)
+
+    @property
     def largest(self) -> int:
         """Whole cards of the largest trial."""
         return min(

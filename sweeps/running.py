@@ -192,7 +192,7 @@ def _run_on(
         pool = start_pool(
             "rigsweep.trainables.trial:run_trial",
             cards,
-            cards_per_lane=needs.largest,
+            cards_per_lane=needs.first,
             log=str(folder / "log"),
             hang_seconds=sweep.settings.hang,
         )

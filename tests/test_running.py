@@ -8,6 +8,7 @@ from typing import Any
 import optuna
 import pytest
 
+from rigsweep.cluster.node_settings import Node
 from rigsweep.sweeps import folders
 from rigsweep.sweeps.files import WrongInput
 from rigsweep.sweeps.running import Outcome, run
@@ -81,12 +82,18 @@ class Quiet:
 
 
 def run_text(
-    text: str, tmp_path: Path, cache: Path, name: str = "probe", cards: int = 2, show: Quiet | None = None
+    text: str,
+    tmp_path: Path,
+    cache: Path,
+    name: str = "probe",
+    cards: int = 2,
+    show: Quiet | None = None,
+    node: Node | None = None,
 ) -> Outcome:
     file = tmp_path / f"{name}.yaml"
     file.write_text(text)
     sweep, _ = folders.open_sweep(str(file), (), tmp_path / "runs", resume=True, new=False)
-    return run(sweep, tmp_path / "runs", cache, show or Quiet(), cards=cards, threads=1)
+    return run(sweep, tmp_path / "runs", cache, show or Quiet(), cards=cards, threads=1, node=node)
 
 
 def runs_in_mlflow(runs: Path) -> list[tuple[str, str, str]]:

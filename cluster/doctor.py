@@ -25,6 +25,8 @@ from typing import Any, Literal
 
 import psutil
 
+from .bench import CardBench, read_bench
+from .cards import find_cards
 from .errors import MachineError
 from .local_ray import _LOCK, _PREFIX, _place
 
@@ -367,6 +369,29 @@ def copies_between_gpus(machine: Machine) -> Finding:
         return stops(f"what is copied between GPUs {', '.join(damaged)} arrives damaged", remedy)
     direct = sum(how == "direct" for how in pairs.values())
     return ok(f"{len(pairs)} copies of 64 MiB arrived whole, {direct} of them directly")
+
+
+def measured_paths(machine: Machine) -> Finding:
+    """What `rigsweep bench` found of the cards and of the paths between them, where it was run."""
+    known = read_bench(find_cards(), machine.cache)
+    told = [
+        (f"{name.replace('_', ' ')} of {' and '.join(f'card {card.index}' for card in group)}", measurement)
+        for part in (*known.cards, *known.pairs)
+        for group in ([part.cards[:1]] if isinstance(part, CardBench) else part.pairs)
+        for name, measurement in part.measurements.items()
+        if name != "all_reduce_without_p2p"
+    ]
+    if not told:
+        return not_applicable("not measured yet: rigsweep bench")
+    bad = [(name, measurement) for name, measurement in told if measurement.state != "measured"]
+    if not bad:
+        return ok(f"{len(told)} measurements of rigsweep bench went well")
+    name, measurement = bad[0]
+    found = f"{name}: {measurement.state} ({measurement.reason})"
+    between = " and " in name and measurement.state in ("wrong", "hung")
+    if between and os.environ.get("NCCL_P2P_DISABLE") != "1":
+        return stops(found, "export NCCL_P2P_DISABLE=1, then: rigsweep bench")
+    return warning(found, "rigsweep bench --again")
 
 
 def _pairs(said: str) -> dict[str, str]:
@@ -734,6 +759,7 @@ CHECKS: list[Check] = [
     torch_for_this_architecture,
     driver_new_enough,
     copies_between_gpus,
+    measured_paths,
     shared_memory,
     disk_for_runs,
     disk_for_cache,

@@ -345,6 +345,7 @@ def bench(
 def doctor(
     as_json: Json = False,
     runs: Runs = _RUNS,
+    on: On = None,
     everything: Annotated[bool, typer.Option("--all", help="Show what is fine too.")] = False,
 ) -> None:
     """Look for what would stop a run, with the remedy of each; exit code 1 where something would."""
@@ -355,7 +356,8 @@ def doctor(
     from .doctor import findings, findings_table, stops_a_run
     from .running import cache_folder
 
-    found = findings(runs, cache_folder())
+    node = read_node(on)  # a wrong node file would stop a run too
+    found = findings(_runs(runs, node), cache_folder(node))
     if as_json:
         told = {"stops_a_run": stops_a_run(found), "findings": [asdict(finding) for finding in found]}
         print(json.dumps(told, ensure_ascii=False))

@@ -17,8 +17,10 @@ import pytest
 from rich.console import Console
 
 from rigsweep.cluster import doctor
+from rigsweep.cluster.cards import Card
 from rigsweep.cluster.doctor import Finding, Machine, Torch
 from rigsweep.cluster.errors import MachineError
+from rigsweep.cluster.measurements import Measurement, keep_measurement, measurements_file
 from rigsweep.sweeps import doctor as sweeps_doctor
 
 COMMAND = [sys.executable, "-P", "-m", "rigsweep.sweeps.cli", "doctor"]
@@ -291,6 +293,24 @@ def test_a_copy_that_hangs_is_named_with_its_pair_and_the_remedy_once_taken_is_e
 def test_one_gpu_copies_to_no_other(machine: Machine, smi: Callable[..., None]) -> None:
     smi(CARD)
     assert doctor.copies_between_gpus(with_torch(machine)).verdict == "not applicable"
+
+
+@pytest.mark.parametrize(
+    ("part", "state", "verdict"),
+    [("matmul", "measured", "ok"), ("matmul", "hung", "warning"), ("peer_copy", "wrong", "stops a run")],
+)
+def test_what_bench_found_is_remembered(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, part: str, state: Any, verdict: str
+) -> None:
+    monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
+    assert doctor.measured_paths(machine).verdict == "not applicable"
+    cards = [Card(i, "cpu", "CPU, 1 thread", f"cpu-{i}", 2**30, 1) for i in range(2)]
+    monkeypatch.setattr(doctor, "find_cards", lambda: cards)
+    file = measurements_file(machine.cache, *(cards if part == "peer_copy" else cards[:1]))
+    keep_measurement(file, part, Measurement(state, {}, "given up after 60 s" if state != "measured" else ""))
+    found = doctor.measured_paths(machine)
+    assert found.verdict == verdict, found
+    assert state == "measured" or "given up after 60 s" in found.found
 
 
 # the machine

@@ -92,6 +92,7 @@ def test_an_all_reduce_that_hangs_is_given_up(pool: Any) -> None:
     assert not psutil.pid_exists(place["process"])
 
 
+@pytest.mark.slow
 def test_lanes_are_reshaped_where_a_trial_could_not_run_otherwise(pool: Any) -> None:
     wholes = [begin(pool, WHOLE, steps=600, pause=0.05) for _ in range(2)]
     assert [card["index"] for _, _, place in wholes for card in place["cards"]] in ([0, 1], [1, 0])

@@ -57,6 +57,7 @@ def test_what_dies_or_fails_on_the_second_worker_alone(tmp_path: Path, cache: Pa
     assert seen == {None, "die", "raise"}
 
 
+@pytest.mark.slow
 def test_trials_that_take_half_a_card_run_four_at_a_time(tmp_path: Path, cache: Path) -> None:
     text = SURFACE.replace("seconds_per_step: 0.05", "seconds_per_step: 0.3")  # as long as a lane takes to start
     outcome = run_text(text + "trials: 8\ncards_per_trial: 0.5\n", tmp_path, cache)
@@ -97,6 +98,7 @@ def test_more_cards_than_there_are_is_one_line(tmp_path: Path, cache: Path) -> N
         run_text(SURFACE + "cards_per_trial: {min: 3, max: 4}\n", tmp_path, cache, name="other")
 
 
+@pytest.mark.slow
 def test_an_elastic_trial_takes_both_cards_where_both_are_free(tmp_path: Path, cache: Path) -> None:
     outcome = run_text(SURFACE + "trials: 2\ncards_per_trial: {min: 1, max: 2}\n", tmp_path, cache)
     assert [len(trial["cards"]) for trial in outcome.summary["trials"]] == [2, 2]

@@ -25,15 +25,15 @@ def pool(cards: list[Card], tmp_path_factory: pytest.TempPathFactory) -> Iterato
     log = tmp_path_factory.mktemp("lanes")
     pool = start_pool("lane_work:together", cards, cards_per_lane=2, log=str(log), hang_seconds=HANG_SECONDS)
     yield pool
-    _close(pool)
-    groups = [group["state"] for group in placement_group_table().values()]
-    assert set(groups) <= {"REMOVED"}, "no placement group is left"
+    with contextlib.suppress(ray.exceptions.RayActorError):  # it was closed before
+        _close(pool)
 
 
 def _close(pool: Any) -> None:
-    with contextlib.suppress(ray.exceptions.RayActorError):  # it was closed before
-        ray.get(pool.close.remote())
-        ray.kill(pool)
+    ray.get(pool.close.remote())
+    ray.kill(pool)
+    groups = [group["state"] for group in placement_group_table().values()]
+    assert set(groups) <= {"REMOVED"}, "no placement group is left"
 
 
 numbers = iter(range(1000))
@@ -146,4 +146,6 @@ def test_a_card_on_which_no_lane_comes_up_is_given_up_and_the_others_go_on(
     assert notes[0].startswith("card 1 (a card that is not there) is given up: no lane could be started on it")
     with pytest.raises(RuntimeError, match="2 cards a trial, and 1 are left: no lane could be started"):
         ray.get(other.acquire.remote(next(numbers), PAIR))
-    _close(other)
+    # A lane that never came up leaves its group to Ray Train's cleaner, or to the end of its Ray.
+    ray.get(other.close.remote())
+    ray.kill(other)

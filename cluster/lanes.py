@@ -385,8 +385,6 @@ class LanePool:
         self._minding: set[asyncio.Task[None]] = set()
         self._closing = False
         self._draining = False
-        self._dead = ""
-        """Why there will be no lanes any more."""
 
     async def start(self, cards_per_lane: float) -> None:
         """Start as many lanes of so many cards, or of a share of one, as there is room for, in the background."""
@@ -442,7 +440,7 @@ class LanePool:
             self._failed_starts |= dict.fromkeys(lane.seat.cards, 0)
         else:
             self._count_failed_start(lane, reason)
-        if not self._dead and lane.seat.state != "leaving" and set(lane.seat.cards) <= self._cards.keys():
+        if lane.seat.state != "leaving" and set(lane.seat.cards) <= self._cards.keys():
             self._begin(lane.seat.cards, lane.seat.share)
         self._match()
 

@@ -35,14 +35,12 @@ class Needs:
     @property
     def first(self) -> float:
         """Cards, or the share of one, of the lanes to begin with."""
-        return self.largest if isinstance(self.asked, CardRange) else _number(self.asked)
+        return min(self.cards, _ends(self.asked)[1])
 
     @property
     def largest(self) -> int:
         """Whole cards of the largest trial."""
-        return min(
-            self.cards, int(max(1, self.asked.max if isinstance(self.asked, CardRange) else _number(self.asked)))
-        )
+        return max(1, int(self.first))
 
     def of(self, trial: Trial) -> Need:
         """What a trial needs now: what was measured of others of its shape may change it."""
@@ -63,7 +61,7 @@ def needs_of(sweep: Sweep, cards: Sequence[Card], record: Record | None = None) 
     asked: Any = sweep.settings.cards_per_trial
     if asked is None:
         asked = "auto" if cards[0].kind == "cuda" else 1
-    least = asked.min if isinstance(asked, CardRange) else _number(asked)
+    least, _ = _ends(asked)
     if least > len(cards):
         raise sweep.document.wrong(
             ("cards_per_trial",), f"{least:g} cards a trial, but there are {len(cards)} here ({describe(list(cards))})"
@@ -97,5 +95,8 @@ def shape_of(sweep: Sweep, trial: Trial) -> str:
     return ", ".join(f"{key.split('.')[-1]} {plain[key]}" for key in keys) or sweep.settings.trainable
 
 
-def _number(asked: Any) -> float:
-    return 1 if asked == "auto" else asked
+def _ends(asked: Any) -> tuple[float, float]:
+    """The fewest and the most cards of a trial."""
+    if isinstance(asked, CardRange):
+        return asked.min, asked.max
+    return (1, 1) if asked == "auto" else (asked, asked)

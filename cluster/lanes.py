@@ -27,11 +27,11 @@ from typing import Any
 
 import psutil
 import ray
-from ray.util.placement_group import PlacementGroup, get_current_placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
 from .cards import Card
 from .energy import BUSY, EnergyMeter, Neighbours
-from .local_ray import CARD, NAMESPACE
+from .local_ray import CARD, LANE, NAMESPACE
 from .locks import lock_folder
 from .placement import Begin, Clear, House, Need, Seat, Sharing, Take
 
@@ -121,9 +121,8 @@ def _serve(config: dict[str, Any]) -> None:
     module, _, name = config["work"].partition(":")
     work = getattr(importlib.import_module(module), name)
     place = {"node": socket.gethostname(), "process": os.getpid(), "cards": config["cards"], "share": config["share"]}
-    group = get_current_placement_group()
     measured = [card["identity"] for card in config["cards"] if card["kind"] == "cuda"]
-    while (taken := ray.get(host.take.remote(rank, place, group))) is not None:
+    while (taken := ray.get(host.take.remote(rank, place))) is not None:
         number, job = taken
         with Channel(host, number, measured, rank=rank, workers=workers) as channel:
             final = work(job, channel)
@@ -162,6 +161,7 @@ class LaneHost:
 
     def __init__(
         self,
+        number: int,
         name: str,
         work: str,
         cards: list[Card],
@@ -170,7 +170,8 @@ class LaneHost:
         log: str,
         hang_seconds: float,
     ):
-        self._name, self._work, self._cards, self._share, self._log = name, work, cards, share, log
+        self._number, self._name, self._log = number, name, log
+        self._work, self._cards, self._share = work, cards, share
         self._environment, self._hang_seconds = environment, hang_seconds
         self._pool: Any = ray.get_actor(POOL, namespace=NAMESPACE)
         # Each worker fetches its own: one that waited for word from another might wait all night.
@@ -213,7 +214,8 @@ class LaneHost:
                 "share": self._share,
             },
             scaling_config=ray.train.ScalingConfig(
-                num_workers=len(self._cards), resources_per_worker={"CPU": 0, CARD: self._share}
+                num_workers=len(self._cards),
+                resources_per_worker={"CPU": 0, CARD: self._share, LANE: self._number},
             ),
             # The pool gives up a trial that hangs; this is for a collective that outlives even that.
             torch_config=TorchConfig(
@@ -293,7 +295,7 @@ class LaneHost:
 
     # The workers' side.
 
-    async def take(self, rank: int, place: Message, group: PlacementGroup | None) -> tuple[int, Message] | None:
+    async def take(self, rank: int, place: Message) -> tuple[int, Message] | None:
         """The next trial, as soon as there is one; None ends the worker."""
         self._places[rank] = place
         self._ready.add(rank)
@@ -302,7 +304,7 @@ class LaneHost:
             if self._running is not None:
                 self._running.end()
             processes = [place["process"] for place in self._places.values()]
-            self._pool.idle.remote(self._name, group, processes)
+            self._pool.idle.remote(self._name, processes)
         return await self._jobs[rank].get()
 
     async def send(self, number: int, message: Message) -> None:
@@ -354,11 +356,10 @@ class LaneHost:
 
 @dataclass
 class _Lane:
+    number: int
     host: Any
     cards: list[Card]
     seat: Seat
-    group: PlacementGroup | None = None
-    """What holds its cards for it in Ray; known once its workers are up."""
     processes: list[psutil.Process] = field(default_factory=list)
     trial: int | None = None
     need: Need = field(default_factory=Need)
@@ -388,6 +389,7 @@ class LanePool:
 
     async def start(self, cards_per_lane: float) -> None:
         """Start as many lanes of so many cards, or of a share of one, as there is room for, in the background."""
+        await self._free_cards()  # of a pool that died
         cards = list(self._cards)
         if cards_per_lane < 1:
             for card in cards * int(1 / cards_per_lane + 1e-9):
@@ -398,16 +400,17 @@ class LanePool:
             self._begin(tuple(cards[first : first + cards_per_lane]), 1.0)
 
     def _begin(self, cards: tuple[int, ...], share: float, promised: int | None = None) -> None:
-        name = f"lane-{self._started}"
         self._started += 1
+        number = self._started
+        name = f"lane-{number}"
         taken = [self._cards[card] for card in cards]
         host_class: Any = ray.remote(LaneHost)
         host = host_class.options(num_cpus=0, max_concurrency=64).remote(
-            name, self._work, taken, share, self._environment, self._log, self._hang_seconds
+            number, name, self._work, taken, share, self._environment, self._log, self._hang_seconds
         )
         seat = Seat(name, cards, share, promised=promised)
         self._house.seats.append(seat)
-        self._lanes[name] = _Lane(host, taken, seat)
+        self._lanes[name] = _Lane(number, host, taken, seat)
         for minding in (self._mind(name, host), self._mind_start(name)):
             task = asyncio.get_running_loop().create_task(minding)
             self._minding.add(task)  # the loop itself keeps none of them alive
@@ -428,11 +431,9 @@ class LanePool:
         with contextlib.suppress(Exception):
             ray.kill(host)
         lane = self._lanes[name]
-        if lane.group is not None:
-            # Ray Train's cleaner would do it too, if the dashboard answered it in time: on a busy machine never.
-            remove_placement_group(lane.group)
         await asyncio.to_thread(_wait_until_gone, lane.processes)  # the next lane needs their memory
         del self._lanes[name]
+        await self._free_cards()
         self._house.seats.remove(lane.seat)
         if self._closing:
             return
@@ -443,6 +444,14 @@ class LanePool:
         if lane.seat.state != "leaving" and set(lane.seat.cards) <= self._cards.keys():
             self._begin(lane.seat.cards, lane.seat.share)
         self._match()
+
+    async def _free_cards(self) -> None:
+        """Give back what Ray still holds for lanes that are gone.
+
+        Ray Train's cleaner would do it too, if the dashboard answered it in time (on a busy machine never) and if
+        it knew of the group (it does not while the workers are starting).
+        """
+        await asyncio.to_thread(_remove_groups, {lane.number for lane in self._lanes.values()})
 
     def _count_failed_start(self, lane: _Lane, reason: str) -> None:
         """A lane that never got as far as asking for a trial will not do better the fourth time."""
@@ -477,12 +486,12 @@ class LanePool:
         self._match()
         return await waiter
 
-    async def idle(self, name: str, group: PlacementGroup | None, processes: list[int]) -> None:
+    async def idle(self, name: str, processes: list[int]) -> None:
         """A lane's workers wait for their next trial."""
         if name not in self._lanes:
             return
         lane = self._lanes[name]
-        lane.trial, lane.group, lane.came_up = None, group, True
+        lane.trial, lane.came_up = None, True
         if not lane.processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 lane.processes = [psutil.Process(process) for process in processes]
@@ -606,8 +615,9 @@ class LanePool:
                 await lane.host.retire.remote()
         for _ in range(900):
             if not self._lanes:
-                return
+                break
             await asyncio.sleep(0.1)
+        await self._free_cards()
 
 
 def start_pool(
@@ -630,6 +640,14 @@ def start_pool(
     )
     ray.get(pool.start.remote(cards_per_lane))
     return pool
+
+
+def _remove_groups(living: set[int]) -> None:
+    """Remove the placement groups of every lane but these."""
+    for identity, group in placement_group_table().items():
+        lanes = {int(bundle[LANE]) for bundle in group["bundles"].values() if LANE in bundle}
+        if lanes - living and group["state"] != "REMOVED":
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex(identity)))
 
 
 def _wait_until_gone(processes: list[psutil.Process]) -> None:

@@ -20,6 +20,8 @@ from .errors import MachineError
 NAMESPACE = "rigsweep"
 CARD = "card"
 """The resource that a lane's worker takes one of, or a share. Not Ray's GPU, since the pool chooses the card."""
+LANE = "lane"
+"""A resource of which there is always enough; how much of it a placement group takes says which lane's it is."""
 _PREFIX, _LOCK = "rigsweep-", "lock"
 _PARTS = ("gcs_server", "raylet", "dashboard")
 
@@ -159,7 +161,7 @@ def _start(cards: list[Card], temporary: Path) -> None:
             num_cpus=max(1, sum(card.threads for card in cards)),
             num_gpus=0,
             # `client` is for what needs a place in Ray, but no card.
-            resources={CARD: len(cards), "client": 10**6},
+            resources={CARD: len(cards), LANE: 10**9, "client": 10**6},
             include_dashboard=True,  # the state API, which Ray Train's cleaner needs, is part of it
             dashboard_host="127.0.0.1",
             log_to_driver=False,

@@ -146,6 +146,4 @@ def test_a_card_on_which_no_lane_comes_up_is_given_up_and_the_others_go_on(
     assert notes[0].startswith("card 1 (a card that is not there) is given up: no lane could be started on it")
     with pytest.raises(RuntimeError, match="2 cards a trial, and 1 are left: no lane could be started"):
         ray.get(other.acquire.remote(next(numbers), PAIR))
-    # A lane that never came up leaves its group to Ray Train's cleaner, or to the end of its Ray.
-    ray.get(other.close.remote())
-    ray.kill(other)
+    _close(other)

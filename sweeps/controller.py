@@ -146,10 +146,13 @@ class Controller:
         if not trial.over and rule not in trial.warnings:
             self._write("warned", number, rule=rule, reason=reason, examples=examples)
 
-    def ended(self, number: int, state: str, reason: str, rule: str = "") -> None:
-        """A trial's last word: one of the ends (`rule` is the health rule that ended it), or `interrupted`."""
+    def ended(self, number: int, state: str, reason: str, rule: str = "", memory_share: float | None = None) -> None:
+        """A trial's last word: one of the ends, or `interrupted`.
+
+        `rule` is the health rule that ended it, `memory_share` what it would take of its card's memory.
+        """
         if state in ENDS:
-            self._end(number, state, reason, rule)
+            self._end(number, state, reason, rule, memory_share)
         elif not self.record.trials[number].over:
             self._leave(number, "interrupted", reason)
             # Nobody asked it to leave: what stopped it, such as a full disk, would stop the next one too.
@@ -223,7 +226,7 @@ class Controller:
         since = max(begun, self._wrote) if trial.identities else begun
         return (now - since) * max(1, len(trial.cards)) * trial.share
 
-    def _end(self, number: int, state: str, reason: str, rule: str = "") -> None:
+    def _end(self, number: int, state: str, reason: str, rule: str = "", memory_share: float | None = None) -> None:
         trial = self.record.trials[number]
         if trial.over:
             return
@@ -231,8 +234,10 @@ class Controller:
         value = trial.last.metrics.get(metric) if trial.last and state in ("complete", "stopped") else None
         if state == "complete" and value is None:
             state, reason = "failed", f"no evaluation of {metric} at its end"
-        spent, used = self._spent(trial), self._usage.pop(number, {})
-        self._write("ended", number, state=state, reason=reason, seconds=spent, value=value, rule=rule, **used)
+        spent, told = self._spent(trial), self._usage.pop(number, {})
+        if memory_share is not None:
+            told = told | {"memory_share": memory_share}
+        self._write("ended", number, state=state, reason=reason, seconds=spent, value=value, rule=rule, **told)
 
     def _leave(self, number: int, kind: str, reason: str, **fields: Any) -> None:
         spent, used = self._spent(self.record.trials[number]), self._usage.pop(number, {})

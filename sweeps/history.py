@@ -75,6 +75,8 @@ class Trial:
     """What health rules had to say, by rule."""
     rule: str = ""
     """The health rule that ended it, if one did."""
+    memory_share: float | None = None
+    """What it would take of its card's memory by the estimate, where it ran out of it."""
     lost: int = 0
     """How often its machine failed it."""
     alone: bool = False
@@ -201,6 +203,7 @@ class Record:
         elif kind == "ended":
             trial.state, trial.reason, trial.value = event["state"], event["reason"], event["value"]
             trial.ended, trial.rule = event["time"], event.get("rule", "")
+            trial.memory_share = event.get("memory_share")
             trial.seconds += event["seconds"]
             self._used(trial, event)
             self._off(trial, event)

@@ -9,6 +9,7 @@ from ..cluster.cards import Card, describe
 from ..cluster.placement import Need, share_of
 from .history import Record, Trial
 from .settings import CardRange
+from .space import Parameters
 from .sweep import Sweep
 
 _SPEED, _PEAK = "speed/examples_per_second", "memory/peak_bytes"
@@ -73,11 +74,13 @@ def _observer(sweep: Sweep, record: Record, card: Card) -> Observe:
     """What the sweep's own trials have shown so far: those of a shape that had a card to themselves."""
 
     def observe(trial: Trial) -> tuple[str, float | None, float | None]:
-        shape = shape_of(sweep, trial)
+        shape = shape_of(sweep, trial.parameters) or sweep.settings.trainable
         reports = [
             report
             for other in list(record.trials.values())
-            if other.share == 1 and len(other.identities) == 1 and shape_of(sweep, other) == shape
+            if other.share == 1
+            and len(other.identities) == 1
+            and shape_of(sweep, other.parameters) == shape_of(sweep, trial.parameters)
             for report in list(other.reports.values())
         ]
         speeds = [report.metrics[_SPEED] for report in reports if _SPEED in report.metrics]
@@ -88,11 +91,11 @@ def _observer(sweep: Sweep, record: Record, card: Card) -> Observe:
     return observe
 
 
-def shape_of(sweep: Sweep, trial: Trial) -> str:
-    """What decides a trial's memory and speed, of what is searched: `width 64`; the trainable where that is nothing."""
-    keys = [key for key in trial.parameters if key.split(".")[0] in _SHAPING]
-    plain = sweep.space.plain({key: trial.parameters[key] for key in keys})
-    return ", ".join(f"{key.split('.')[-1]} {plain[key]}" for key in keys) or sweep.settings.trainable
+def shape_of(sweep: Sweep, parameters: Parameters) -> str:
+    """What decides a trial's memory and speed, of what is searched: `width 64`; nothing where nothing does."""
+    keys = [key for key in parameters if key.split(".")[0] in _SHAPING]
+    plain = sweep.space.plain({key: parameters[key] for key in keys})
+    return ", ".join(f"{key.split('.')[-1]} {plain[key]}" for key in keys)
 
 
 def _ends(asked: Any) -> tuple[float, float]:

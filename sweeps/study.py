@@ -9,10 +9,16 @@ import optuna
 from optuna.trial import TrialState, create_trial
 
 from .history import Event, Record, Trial
+from .needs import shape_of
 from .repeats import mean_at, outcome
 from .searchers import SEARCHERS, Listing, Sampling
 from .space import Parameters
 from .sweep import Sweep
+
+_DRAWS = 20
+"""How often a searcher is asked for a shape that may fit, before it is given what it insists on."""
+_LEAST_EXCESS = 0.05
+"""Of a trial that ran out of memory although, by the estimate, it should have fitted."""
 
 optuna.logging.set_verbosity(logging.ERROR)
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
@@ -41,6 +47,8 @@ class Study:
         """Optuna's ids of the configurations."""
         self._told = 0
         """How many trials of earlier sweeps come before."""
+        self._too_large: set[str] = set()
+        """Shapes that have run out of memory."""
 
     @functools.cached_property
     def _listed(self) -> list[Parameters]:
@@ -55,6 +63,10 @@ class Study:
             self._add(group, self._listed[group])
             return self._listed[group]
         assert isinstance(searcher, Sampling), f"{group} is beyond the configurations that are listed"
+        if self._too_large:
+            parameters = self._draw_what_may_fit(searcher, group)
+            self._add(group, parameters)
+            return parameters
         self.study.sampler = searcher.sampler(self._sweep, group, self._told)
         trial = self.study.ask()
         self._is_next(group, trial.number, trial._trial_id)
@@ -63,6 +75,22 @@ class Study:
         storage, optuna_id = self.study._storage, trial._trial_id
         for key in storage.get_trial_system_attrs(optuna_id):
             storage.set_trial_system_attr(optuna_id, key, "")
+        return parameters
+
+    def _draw_what_may_fit(self, searcher: Sampling, group: int) -> Parameters:
+        """Parameters of a shape that has not run out of memory, if the searcher comes upon one.
+
+        It learns the region from the violated constraints, but goes on drawing from it now and then.
+        """
+        parameters: Parameters = {}
+        for draw in range(_DRAWS):
+            drafts = optuna.create_study(storage=optuna.storages.InMemoryStorage(), direction=self.study.direction)
+            drafts.add_trials(self.study.get_trials(deepcopy=False))
+            # Beyond the sweep's own proposals there are as many seeds, and Sobol points, as one likes.
+            drafts.sampler = searcher.sampler(self._sweep, group + draw * self._sweep.settings.trials, self._told)
+            parameters = self._sweep.space.suggest(drafts.ask())
+            if shape_of(self._sweep, parameters) not in self._too_large:
+                break
         return parameters
 
     def apply(self, event: Event, record: Record) -> None:
@@ -137,7 +165,12 @@ class Study:
     def _tell(self, group: int, repeats: list[Trial]) -> None:
         optuna_id, storage = self._ids[group], self.study._storage
         state, value, reason = outcome(repeats)
-        for key, violation in _constraints({trial.state for trial in repeats}).items():
+        too_large = [trial for trial in repeats if trial.state == "out_of_memory"]
+        if too_large and (shape := shape_of(self._sweep, too_large[0].parameters)):
+            self._too_large.add(shape)
+        shares = [trial.memory_share for trial in too_large if trial.memory_share is not None]
+        excess = max(_LEAST_EXCESS, max(shares) - 1) if shares else 1.0
+        for key, violation in _constraints({trial.state for trial in repeats}, excess).items():
             storage.set_trial_system_attr(optuna_id, key, violation)
         storage.set_trial_user_attr(optuna_id, "reason", reason)
         values = [value] if value is not None and state == "complete" else None
@@ -153,9 +186,12 @@ _STATES = {
 }
 
 
-def _constraints(states: set[str]) -> dict[str, float]:
-    """Both keys, for every trial: Optuna's samplers compare trials by them."""
+def _constraints(states: set[str], excess: float = 1.0) -> dict[str, float]:
+    """Both keys, for every trial: Optuna's samplers compare trials by them, and rank those that break one.
+
+    `excess` is what a trial takes over its card's memory, in cards.
+    """
     return {
-        f"constraints:{key}": 1.0 if state in states else -1.0
-        for key, state in (("memory", "out_of_memory"), ("health", "diverged"))
+        "constraints:memory": excess if "out_of_memory" in states else -1.0,
+        "constraints:health": 1.0 if "diverged" in states else -1.0,
     }

@@ -155,7 +155,8 @@ class TuneScheduler(_NeverRestored, FIFOScheduler):
         if message["event"] == "ended" and message.get("crowded"):
             self._controller.crowded(number, message["reason"])
         elif message["event"] == "ended":
-            self._controller.ended(number, message["state"], message["reason"], message.get("rule", ""))
+            told = (message.get("rule", ""), message.get("memory_share"))
+            self._controller.ended(number, message["state"], message["reason"], *told)
         elif message["event"] == "lost":
             self._lost(number, message["reason"])
         elif message["event"] == "no_lane":

@@ -32,6 +32,10 @@ def too_wide(training: SurfaceTraining, share: float, attempt: int) -> str | Non
     return "out_of_memory" if training.model.width > 128 else None
 
 
+def widest_is_too_wide(training: SurfaceTraining, share: float, attempt: int) -> str | None:
+    return "out_of_memory" if training.model.width == 128 else None
+
+
 def ends_of_all_kinds(training: SurfaceTraining, share: float, attempt: int) -> str | None:
     if share < 0.2:
         return None
@@ -219,14 +223,43 @@ def test_what_always_ends_badly_is_proposed_less(
     tmp_path: Path, searcher: str, trials: int, share: float, fault: Fault
 ) -> None:
     """Half of the space does not fit, or half of the learning rates diverge."""
-    bad: dict[str, int] = {}
-    for name in (searcher, "random"):
-        for seed in range(2):
-            sweep = sweep_of(NUMBERS, f"searcher={name}", f"base.seed={seed}", f"trials={trials}", *TO_THE_END)
-            record = simulate(sweep, tmp_path / f"{name}-{seed}.jsonl", fault=fault)
-            found = sum(trial.state in ("out_of_memory", "diverged") for trial in record.trials.values())
-            bad[name] = bad.get(name, 0) + found
-    assert bad[searcher] < share * bad["random"]
+    bad = 0
+    for seed in range(2):
+        sweep = sweep_of(NUMBERS, f"searcher={searcher}", f"base.seed={seed}", f"trials={trials}", *TO_THE_END)
+        record = simulate(sweep, tmp_path / f"{seed}.jsonl", fault=fault)
+        bad += sum(trial.state in ("out_of_memory", "diverged") for trial in record.trials.values())
+    assert bad < share * trials, "where half of two sweeps' trials would be chance"
+
+
+@pytest.mark.parametrize("searcher", ["tpe", "gp", "random", "qmc"])
+def test_a_shape_that_ran_out_of_memory_is_not_proposed_again(tmp_path: Path, searcher: str) -> None:
+    sweep = sweep_of(SWEEP, f"searcher={searcher}", "trials=30", *TO_THE_END)
+    path = tmp_path / "history.jsonl"
+    record = simulate(sweep, path, fault=widest_is_too_wide)
+    short = [trial.number for trial in record.trials.values() if trial.state == "out_of_memory"]
+    assert len(short) == 1
+    assert len(record.trials) == 30, "and others take its place"
+    # A sweep that was killed after it proposes the same again.
+    again = simulate(sweep, cut(path, tmp_path / "again.jsonl", 40), fault=widest_is_too_wide)
+    assert outcome(again) == outcome(record)
+
+
+@pytest.mark.parametrize(("share", "violation"), [(1.3, 0.3), (0.9, 0.05), (None, 1.0)])
+def test_what_does_not_fit_breaks_its_constraint_by_as_much_as_it_is_too_large(
+    tmp_path: Path, share: float | None, violation: float
+) -> None:
+    sweep, path = sweep_of(), tmp_path / "history.jsonl"
+    history = History(path)
+    history.append("opened", version=VERSION)
+    controller = Controller(sweep, history, rungs_of(sweep))
+    number = controller.next_trial()
+    assert number is not None
+    controller.started(number, "here", ["card"], process=1)
+    controller.ended(number, "out_of_memory", "too large", memory_share=share)
+    history.close()
+    for study in (controller.study, study_of(sweep, path)):
+        constraints = study.study.get_trials()[0].constraints
+        assert constraints == {"memory": pytest.approx(violation), "health": -1.0}
 
 
 def test_tpe_comes_nearer_to_the_best_than_random_does(tmp_path: Path) -> None:

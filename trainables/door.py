@@ -37,6 +37,8 @@ class Ending:
     reason: str
     rule: str = ""
     """The health rule that ended it, if one did."""
+    memory_share: float | None = None
+    """What it takes of its card's memory by the estimate, where it ran out: 1.3 is a third too much."""
 
 
 class Line(Protocol):

@@ -59,6 +59,11 @@ class Choice:
     fits: bool
 
     @property
+    def share(self) -> float | None:
+        """What it takes of the card's memory; None where that was not estimated."""
+        return self.memory.corrected_bytes / self.memory.card_bytes if self.memory else None
+
+    @property
     def reason(self) -> str:
         """Why it is not started."""
         assert self.memory is not None
@@ -150,7 +155,7 @@ def train(task_of: TaskOf, job: Job, door: Door) -> Ending:
     workers, job = Workers(door.rank, door.workers), replace(job, workers=door.workers)
     choice = choose(task_of, job)
     if not choice.fits:
-        return Ending("out_of_memory", choice.reason, NEVER_STARTED)
+        return Ending("out_of_memory", choice.reason, NEVER_STARTED, choice.share)
     training, rung, asked = job.settings(), choice.rung, choice.asked
     _limit(job)
     if rung != asked:
@@ -169,7 +174,7 @@ def train(task_of: TaskOf, job: Job, door: Door) -> Ending:
         # Of several workers the others wait for this one in the middle of a step: they cannot climb with it.
         if above is None or workers.size > 1:
             told = choice.reason if choice.memory else f"the card has {job.memory_bytes / GIB:.3g} GiB; {HELP}"
-            return Ending("out_of_memory", f"{shortage}; {told}"[:600])
+            return Ending("out_of_memory", f"{shortage}; {told}"[:600], memory_share=choice.share)
         rung = above
         job = replace(job, recorded=tuple({*job.recorded, *(_reported(job) - reported)}))
         _release()

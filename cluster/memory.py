@@ -175,10 +175,3 @@ def calibrate(found: Iterable[Observation]) -> Calibration:
     squares = sum(w * x * x for x, _, w in points)
     through_zero = sum(w * x * y for x, y, w in points) / squares if squares else 1.0
     return Calibration(max(0.0, through_zero), 0.0, len(points))
-
-
-def calibrated_bytes(estimate: Budget, shape: str, cache: Path, card_name: str) -> int:
-    """What a training of this shape takes on this card: as it was measured, else the estimate corrected."""
-    if same := observed(cache, card_name, shape):
-        return same.peak_bytes
-    return calibrate(observations(cache, card_name)).corrected_bytes(estimate)

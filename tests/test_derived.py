@@ -175,3 +175,12 @@ def test_precision_and_average_count_in_what_fits():
     memory = math.ceil((16 * PARAMETERS + 10 * Task.row_bytes) / 0.8)
     job = SimpleNamespace(memory_bytes=memory, precision="bf16", rungs=(), rungs_by="examples", workers=1)
     assert derive(Task(), training, job).micro_rows == 1  # the average's 40 kB leave no room
+
+
+@pytest.mark.parametrize(("parameters", "tflops", "hours"), [(30e6, 60, 0.5), (124e6, 90, 5.7), (350e6, 110, 37.1)])
+def test_twenty_tokens_a_parameter_take_so_many_hours(parameters: float, tflops: float, hours: float):
+    """At 6 FLOPs a token and parameter, and what a card really gets done in a second."""
+    training = training_of(budget={"tokens_per_parameter": 20}, batch={"examples": 131_072})
+    flops_per_token = 6 * parameters
+    tokens = steps_for(training, flops_per_token, int(parameters)) * training.batch.examples
+    assert round(tokens * flops_per_token / (tflops * 1e12) / 3600, 1) == hours

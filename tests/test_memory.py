@@ -13,7 +13,6 @@ from rigsweep.cluster.memory import (
     Budget,
     Observation,
     calibrate,
-    calibrated_bytes,
     classical_activations_bytes,
     classical_bytes,
     lora_parameters,
@@ -178,9 +177,3 @@ def test_a_correction_is_never_negative(peaks):
     found = calibrate([observation(str(n), 1000 * n, peak) for n, peak in enumerate(peaks, 1)])
     assert found.factor >= 0
     assert found.constant_bytes >= 0
-
-
-def test_a_measured_shape_takes_what_was_measured(tmp_path):
-    observe(tmp_path, CARD, observation("a", 1000, 2500))
-    assert calibrated_bytes(budget(1000), "a", tmp_path, CARD) == 2500
-    assert calibrated_bytes(budget(3000), "other", tmp_path, CARD) == 5500

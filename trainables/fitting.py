@@ -47,7 +47,7 @@ class Memory:
         }
 
 
-def shape_of(trainable: str, training: Training, micro_rows: int, precision: str) -> str:
+def shape_key(trainable: str, training: Training, micro_rows: int, precision: str) -> str:
     """A short name of everything that decides the memory of a training."""
     told = training.model_dump(mode="json")
     parts = {name: told.get(name) for name in ("data", "model", "recompute", "compile")}
@@ -62,7 +62,7 @@ def memory_of(task: "Task", training: Training, job: "Job", micro_rows: int) -> 
 
     The trace is in the precision of the card, on a CPU's kernels.
     """
-    shape = shape_of(job.trainable, training, micro_rows, job.precision)
+    shape = shape_key(job.trainable, training, micro_rows, job.precision)
     estimate = _traced(task, training, job, micro_rows, shape)
     found = observations(Path(job.cache), job.card_name)
     calibration = calibrate(found)
@@ -113,7 +113,7 @@ def keep_observation(
     task: "Task", training: Training, job: "Job", micro_rows: int, peak_bytes: int, examples_per_second: float
 ) -> None:
     """Keep what a training really took, so that later estimates are corrected by it."""
-    shape = shape_of(job.trainable, training, micro_rows, job.precision)
+    shape = shape_key(job.trainable, training, micro_rows, job.precision)
     estimate = _traced(task, training, job, micro_rows, shape)
     observe(Path(job.cache), job.card_name, Observation(shape, estimate, peak_bytes, examples_per_second))
 

@@ -17,7 +17,7 @@ from typing import Any
 from ..cluster.memory import GIB, observed
 from .door import Door, Ending, Progress
 from .errors import NEVER_STARTED, is_out_of_memory
-from .fitting import Memory, keep_observation, memory_of, obviously_fits, probe, room_bytes, shape_of
+from .fitting import Memory, keep_observation, memory_of, obviously_fits, probe, room_bytes, shape_key
 from .settings import Training
 from .task import Task
 from .trial import Job
@@ -185,7 +185,7 @@ def _attempt(run: Callable[[], Ending], task: Task, job: Job) -> tuple[Ending | 
     """The training's ending, or None and the words in which memory ran out."""
     try:
         rows, training = job.settings().batch.micro or 1, job.settings()
-        shape = shape_of(job.trainable, training, rows, job.precision)
+        shape = shape_key(job.trainable, training, rows, job.precision)
         limited = job.kind == "cpu" and job.memory_limited
         if limited and not observed(Path(job.cache), job.card_name, shape):
             probe(task, training, job, rows)

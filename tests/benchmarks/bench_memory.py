@@ -8,7 +8,7 @@ import torch
 
 from rigsweep.cluster import live_bytes
 from rigsweep.cluster.memory import Budget, Observation, calibrate
-from rigsweep.trainables.fitting import parts, shape_of
+from rigsweep.trainables.fitting import parts, shape_key
 from rigsweep.trainables.gpt import GPTTask
 from rigsweep.trainables.gpt_settings import GPTTraining
 
@@ -54,7 +54,7 @@ def _observation(width: int, length: int, recompute: bool, cache: Path) -> Obser
     task = GPTTask(training, cache)
     estimate: Budget = live_bytes.estimate(lambda: parts(task, training, "fp32", lambda: _like(task)), accumulates=True)
     measured = live_bytes.measure(lambda: parts(task, training, "fp32", lambda: task.batch(0, ROWS)), accumulates=True)
-    return Observation(shape_of("gpt", training, ROWS, "fp32"), estimate, measured.total_bytes, 0.0)
+    return Observation(shape_key("gpt", training, ROWS, "fp32"), estimate, measured.total_bytes, 0.0)
 
 
 def _like(task: GPTTask) -> dict[str, torch.Tensor]:

@@ -82,10 +82,11 @@ class Study:
 
         It learns the region from the violated constraints, but goes on drawing from it now and then.
         """
+        drafts = optuna.create_study(storage=optuna.storages.InMemoryStorage(), direction=self.study.direction)
+        if searcher.learns:
+            drafts.add_trials(self.study.get_trials(deepcopy=False))
         parameters: Parameters = {}
         for draw in range(_DRAWS):
-            drafts = optuna.create_study(storage=optuna.storages.InMemoryStorage(), direction=self.study.direction)
-            drafts.add_trials(self.study.get_trials(deepcopy=False))
             # Beyond the sweep's own proposals there are as many seeds, and Sobol points, as one likes.
             drafts.sampler = searcher.sampler(self._sweep, group + draw * self._sweep.settings.trials, self._told)
             parameters = self._sweep.space.suggest(drafts.ask())

@@ -94,6 +94,7 @@ def test_a_trial_ends_on_its_curve(tmp_path):
         "state": "complete",
         "reason": "reached its budget",
         "rule": "",
+        "memory_share": None,
         "retire": False,
     }
     assert sorted(line.losses()) == list(range(100, 1001, 100))

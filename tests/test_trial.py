@@ -69,6 +69,7 @@ def test_a_trial_runs_to_its_end_and_says_so(tmp_path):
         "state": "complete",
         "reason": "reached its budget",
         "rule": "",
+        "memory_share": None,
         "retire": False,
     }
     assert [message["examples"] for message in line.sent] == [500, 1000]
@@ -95,6 +96,7 @@ def test_an_exception_ends_the_trial_in_one_line_with_its_traceback_in_the_log(t
         "state": "failed",
         "reason": "ValueError: the first line",
         "rule": "",
+        "memory_share": None,
         "retire": False,
     }
     log = (tmp_path / "log.txt").read_text()

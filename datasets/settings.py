@@ -1,7 +1,7 @@
 """What a file may say about data. Imports nothing heavy, so that a wrong file is answered at once."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, field_validator
 
@@ -44,3 +44,10 @@ class TextData(BaseModel, frozen=True, extra="forbid"):
             if not found or not 0 < float(found[1]) < 100:
                 raise ValueError("allowed: a share between 0% and 100%, or `last 10%`")
         return value
+
+
+class PointsData(BaseModel, frozen=True, extra="forbid"):
+    """Points in the plane, drawn without end from a known density."""
+
+    kind: Literal["eight-gaussians", "swiss-roll", "checkerboard"] = "eight-gaussians"
+    """Eight Gaussians on a circle of radius 2, each with deviation 0.1; a spiral; the dark squares of a board."""

@@ -18,11 +18,11 @@ from rigsweep.trainables.checkpoints import CheckpointError, Saved, latest, rest
 from rigsweep.trainables.door import Progress
 from rigsweep.trainables.errors import NewerVersion
 
-FILES = ("model.safetensors", "ema.safetensors", "optimizer.safetensors", "progress.json", "manifest.json")
+FILES = ("model.safetensors", "ema-0.9.safetensors", "optimizer.safetensors", "progress.json", "manifest.json")
 
 
 def parts(value=0.0, width=3):
-    """A model filled with a value, its average, and an optimizer that has taken a step."""
+    """A model filled with a value, its averages, and an optimizer that has taken a step."""
     model, ema = nn.Linear(width, 2), nn.Linear(width, 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0)
     for parameter in model.parameters():
@@ -33,13 +33,13 @@ def parts(value=0.0, width=3):
             parameter.fill_(value)
         for parameter in ema.parameters():
             parameter.fill_(-value)
-    return model, ema, optimizer
+    return model, {"ema-0.9": ema}, optimizer
 
 
 def saved_at(examples, losses=()):
     """Progress, and an evaluation for each loss: of 10, 20, ... examples."""
     evaluations = [(Progress(10 * n), {"validation/loss": loss}) for n, loss in enumerate(losses, 1)]
-    return Saved(Progress(examples, 1000, 1e6, 2.5), evaluations)
+    return Saved(Progress(examples, 1000, 1e6, 2.5), evaluations, weights="ema-0.9.safetensors")
 
 
 def write(folder, examples, value=None, losses=(), width=3):
@@ -47,9 +47,9 @@ def write(folder, examples, value=None, losses=(), width=3):
 
 
 def value_of(path) -> float:
-    model, ema, optimizer = parts(-1)
-    restore(path, model, ema, optimizer)
-    assert torch.equal(ema.weight, -model.weight)
+    model, averages, optimizer = parts(-1)
+    restore(path, model, averages, optimizer)
+    assert torch.equal(averages["ema-0.9"].weight, -model.weight)
     (value,) = set(model.weight.flatten().tolist()) | set(model.bias.tolist())
     return value
 
@@ -62,16 +62,16 @@ def names(folder):
 
 
 def test_what_is_saved_is_restored(tmp_path):
-    model, ema, optimizer = parts(7.0)
+    model, averages, optimizer = parts(7.0)
     saved = saved_at(20, (2.0, 1.5))
-    path = save(tmp_path, saved, model, ema, optimizer)
+    path = save(tmp_path, saved, model, averages, optimizer)
     assert path == tmp_path / "000000000020"
     assert sorted(names(path)) == sorted(FILES)
-    again, ema_again, optimizer_again = parts()
+    again, averages_again, optimizer_again = parts()
     optimizer_again.state.clear()
-    assert restore(path, again, ema_again, optimizer_again) == saved
+    assert restore(path, again, averages_again, optimizer_again) == saved
     assert torch.equal(again.weight, model.weight)
-    assert torch.equal(ema_again.weight, ema.weight)
+    assert torch.equal(averages_again["ema-0.9"].weight, averages["ema-0.9"].weight)
     for mine, theirs in zip(model.parameters(), again.parameters(), strict=True):
         for key, value in optimizer.state[mine].items():
             assert torch.equal(value, optimizer_again.state[theirs][key])
@@ -79,10 +79,10 @@ def test_what_is_saved_is_restored(tmp_path):
 
 def test_a_checkpoint_holds_no_hyper_parameters(tmp_path):
     path = write(tmp_path, 20)
-    assert set(json.loads((path / "progress.json").read_text())) == {"progress", "evaluations", "health"}
-    model, ema, _ = parts()
+    assert set(json.loads((path / "progress.json").read_text())) == {"progress", "evaluations", "health", "weights"}
+    model, averages, _ = parts()
     other = torch.optim.AdamW(model.parameters(), lr=0.5, weight_decay=0.25)
-    restore(path, model, ema, other)
+    restore(path, model, averages, other)
     assert (other.param_groups[0]["lr"], other.param_groups[0]["weight_decay"]) == (0.5, 0.25)
 
 
@@ -90,15 +90,15 @@ def test_a_checkpoint_from_before_the_first_step_is_restored(tmp_path):
     model = nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     saved = Saved(Progress(total=80), [])
-    path = save(tmp_path, saved, model, None, optimizer)
+    path = save(tmp_path, saved, model, {}, optimizer)
     assert latest(tmp_path) == path
-    assert restore(path, model, None, optimizer) == saved
+    assert restore(path, model, {}, optimizer) == saved
 
 
 def test_tied_weights_are_saved_once_and_stay_tied(tmp_path):
     model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     model[1].weight = model[0].weight
-    path = save(tmp_path, saved_at(1), model, None, torch.optim.AdamW(model.parameters()))
+    path = save(tmp_path, saved_at(1), model, {}, torch.optim.AdamW(model.parameters()))
     kept = model[0].weight.detach().clone()
     with torch.no_grad():
         model[0].weight.zero_()
@@ -108,12 +108,12 @@ def test_tied_weights_are_saved_once_and_stay_tied(tmp_path):
 
 
 def test_without_an_average_the_weights_stand_in_for_it(tmp_path):
-    model, ema, optimizer = parts(5.0)
-    path = save(tmp_path, saved_at(20), model, None, optimizer)
-    restore(path, model, ema, optimizer)
-    assert torch.equal(ema.weight, model.weight)
+    model, averages, optimizer = parts(5.0)
+    path = save(tmp_path, Saved(Progress(20), []), model, {}, optimizer)
+    restore(path, model, averages, optimizer)
+    assert torch.equal(averages["ema-0.9"].weight, model.weight)
     assert checkpoints.weights_of(path).name == "model.safetensors"
-    assert checkpoints.weights_of(write(tmp_path, 30)).name == "ema.safetensors"
+    assert checkpoints.weights_of(write(tmp_path, 30)).name == "ema-0.9.safetensors"
 
 
 def test_no_pickle_is_ever_read_or_written(tmp_path, monkeypatch):
@@ -206,13 +206,13 @@ KILLED_AGAIN_AND_AGAIN = """
     def restored():
         path = latest(folder)
         assert path is not None
-        saved = restore(path, model, None, optimizer)
+        saved = restore(path, model, {}, optimizer)
         assert set(model.weight.flatten().tolist()) == {float(saved.progress.examples)}, path
         return saved.progress.examples
 
     def write(examples):
         nn.init.constant_(model.weight, examples)
-        path = save(folder, Saved(Progress(examples), []), model, None, optimizer)
+        path = save(folder, Saved(Progress(examples), []), model, {}, optimizer)
         keep_only(folder, path, best(folder, "validation/loss", 1))
 
     write(1)

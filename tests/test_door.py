@@ -1,10 +1,13 @@
 """The door: what it keeps in a trial's folder and what it delivers."""
 
+import io
 import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from rigsweep.trainables.door import Door, Progress
 
@@ -116,20 +119,38 @@ def test_samples_are_files_named_by_progress(tmp_path):
 
 def test_a_sample_is_never_half_written(tmp_path, monkeypatch):
     door = Door(tmp_path, Line())
-    door.keep(AT, {"sample": "whole"})
+    picture = np.zeros((8, 8, 3), np.uint8)
+    door.keep(AT, {"sample": "whole"}, {"grid": picture})
+    before = {path.name: path.read_bytes() for path in (tmp_path / "samples").iterdir()}
 
-    def fail(path, text, **_):
-        with path.open("w") as file:
-            file.write(text[:2])
-        raise OSError("no space is left")
+    class Full(io.FileIO):
+        """A file on a disk that has room for two bytes."""
 
-    monkeypatch.setattr(Path, "write_text", fail)
-    with pytest.raises(OSError, match="no space"):
-        door.keep(AT, {"sample": "another"})
+        def write(self, data):
+            super().write(bytes(data)[:2])
+            raise OSError("no space is left")
+
+    monkeypatch.setattr(Path, "open", lambda path, mode: Full(path, mode.replace("b", "")))
+    for kept in ({"texts": {"sample": "another"}}, {"images": {"grid": picture + 255}}):
+        with pytest.raises(OSError, match="no space"):
+            door.keep(AT, **kept)
     monkeypatch.undo()
     door.close()
     # What is being written has a dot in front, which readers leave out.
-    assert [p.read_text() for p in (tmp_path / "samples").iterdir() if not p.name.startswith(".")] == ["whole"]
+    samples = (tmp_path / "samples").iterdir()
+    assert {p.name: p.read_bytes() for p in samples if not p.name.startswith(".")} == before
+    assert set(before) == {"000000000080-sample.txt", "000000000080-grid.png"}
+
+
+def test_pictures_are_kept_as_png_by_the_weights_that_drew_them(tmp_path):
+    door = Door(tmp_path, Line())
+    picture = np.arange(8 * 6 * 3, dtype=np.uint8).reshape(8, 6, 3)
+    door.keep(AT, images={"grid": picture})
+    door.keep(AT, images={"grid": 255 - picture}, of="ema-0.9")
+    door.close()
+    for name, drawn in (("grid", picture), ("grid-ema-0.9", 255 - picture)):
+        with Image.open(tmp_path / "samples" / f"000000000080-{name}.png") as image:
+            assert np.array_equal(np.asarray(image), drawn)
 
 
 @pytest.mark.parametrize("order", [None, "stop", "interrupt"])

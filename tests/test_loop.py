@@ -5,17 +5,20 @@ import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
 from rigsweep.trainables import checkpoints, loop
+from rigsweep.trainables.averages import decay_at
 from rigsweep.trainables.checkpoints import CheckpointError
 from rigsweep.trainables.door import Door
 from rigsweep.trainables.gpt import GPTTask
 from rigsweep.trainables.loop import train
 from rigsweep.trainables.meter import Meter, forget_peak_memory, peak_memory_bytes
+from rigsweep.trainables.registry import settings_class
 from rigsweep.trainables.task import Samples
 from rigsweep.trainables.trial import Job
 from rigsweep.trainables.workers import ALONE
@@ -441,7 +444,7 @@ def test_the_average_follows_its_recurrence_and_is_what_is_evaluated(tmp_path):
         expected = [0.7 * e + 0.3 * w for e, w in zip(expected, weights, strict=True)]
         torch.testing.assert_close(found, expected)
     state = state_at_end(tmp_path / "averaged")
-    torch.testing.assert_close(state["ema/1.weight"], expected[0])
+    torch.testing.assert_close(state["ema-0.7/1.weight"], expected[0])
     torch.testing.assert_close(state["model/1.weight"], plain.evaluated[-1][0])
 
 
@@ -453,6 +456,58 @@ def test_a_file_edited_to_have_an_average_goes_on_from_the_weights(tmp_path):
     assert ending.state == "complete"
     expected = [0.7 * e + 0.3 * w for e, w in zip(*plain.evaluated[4:6], strict=True)]
     torch.testing.assert_close(edited.evaluated[0], expected)
+
+
+def test_several_averages_are_evaluated_each_by_itself_and_the_first_counts(tmp_path):
+    alone, task = Linear(), Linear()
+    linear(tmp_path / "alone", task=alone, ema=0.7)
+    linear(tmp_path / "together", task=task, ema=["power 10%", 0.7, "raw"])
+    rows = [row for row in rows_of(tmp_path / "together") if "validation/loss" in row]
+    single = [row["validation/loss"] for row in rows_of(tmp_path / "alone") if "validation/loss" in row]
+    assert [row["ema-0.7/loss"] for row in rows] == single
+    assert all({row["validation/loss"], row["ema-0.7/loss"], row["raw/loss"]} != {single[0]} for row in rows)
+    newest = checkpoints.latest(tmp_path / "together" / "checkpoints")
+    assert checkpoints.weights_of(newest).name == "ema-power-10.safetensors"
+    state = state_at_end(tmp_path / "together")
+    torch.testing.assert_close(state["ema-power-10/1.weight"], task.evaluated[-3][0])
+    torch.testing.assert_close(state["ema-0.7/1.weight"], task.evaluated[-2][0])
+    torch.testing.assert_close(state["model/1.weight"], task.evaluated[-1][0])
+
+
+def test_a_training_with_averages_that_was_interrupted_ends_as_one_that_was_not(tmp_path):
+    lengths = ["power 10%", 0.7, "raw"]
+    linear(tmp_path / "whole", ema=lengths)
+    linear(tmp_path / "parts", Line("interrupt", 40), ema=lengths)
+    linear(tmp_path / "parts", ema=lengths)
+    assert_same_state(tmp_path / "parts", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("width", [0.05, 0.1, 0.25])
+def test_an_average_by_a_power_is_as_wide_as_it_says(width):
+    weights = np.zeros(4001)
+    for step in range(1, 4001):
+        decay = decay_at(f"power {100 * width:g}%", step)
+        weights *= decay
+        weights[step] = 1 - decay
+    place = np.arange(4001)
+    mean = (weights * place).sum()
+    assert weights.sum() == pytest.approx(1)
+    assert math.sqrt((weights * (place - mean) ** 2).sum()) / 4000 == pytest.approx(width, rel=0.01)
+
+
+@pytest.mark.parametrize("ema", [1.5, 0.0, "power 30%", "power", "none", [], [0.9, 0.9]])
+def test_a_length_that_is_none_is_refused(ema):
+    with pytest.raises(ValueError, match="allowed: "):
+        settings_class("surface").model_validate({"trainable": "surface", "ema": ema})
+
+
+def test_milestones_are_kept_beside_the_best_and_the_latest(tmp_path):
+    linear(tmp_path / "with", checkpoints={"every": 0.3})
+    linear(tmp_path / "without")
+    found = {int(path.name) for path in checkpoints.all_in(tmp_path / "with" / "checkpoints")}
+    best_and_latest = {int(path.name) for path in checkpoints.all_in(tmp_path / "without" / "checkpoints")}
+    assert found == {24, 48, 72} | best_and_latest
+    assert_same_state(tmp_path / "with", tmp_path / "without")
 
 
 # --- health ---
@@ -521,7 +576,7 @@ def test_initial_weights_are_those_of_another_run(tmp_path):
     task = Linear()
     optimizer = {"learning_rate": 1e-12, "weight_decay": 0}
     _, line = linear(tmp_path / "second", task=task, optimizer=optimizer, job={"initial": str(first)})
-    weights = load_file(first / "ema.safetensors")
+    weights = load_file(first / "ema-0.7.safetensors")
     torch.testing.assert_close(task.evaluated[0], [weights[n] for n in ("1.weight", "1.bias", "3.weight", "3.bias")])
     assert line.heard[0]["examples"] == 0
 

@@ -1,15 +1,16 @@
 """Checkpoints: whole or not there, checked when read, without hyper-parameters.
 
-`<trial>/checkpoints/<examples>/` holds model.safetensors, ema.safetensors (with an EMA),
-optimizer.safetensors and progress.json; manifest.json, written last, has the size and SHA-256 of each. The
-folder is written under another name and renamed into place, so that a kill at any moment leaves the one
-before it.
+`<trial>/checkpoints/<examples>/` holds model.safetensors, one more for each average of the weights (such as
+ema-0.999.safetensors), optimizer.safetensors and progress.json; manifest.json, written last, has the size and
+SHA-256 of each. The folder is written under another name and renamed into place, so that a kill at any moment
+leaves the one before it.
 """
 
 import json
 import logging
 import shutil
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from .optimizer import load_named_state, named_state
 
 _log = logging.getLogger(__name__)
 _VERSION = 1
-_FILES = ("model.safetensors", "ema.safetensors", "optimizer.safetensors", "progress.json")
+_FILES = ("model.safetensors", "optimizer.safetensors", "progress.json")
 
 
 class CheckpointError(Exception):
@@ -41,9 +42,21 @@ class Saved:
     """Every evaluation so far: what follows the trial may have missed the last ones."""
     health: dict[str, Any] = field(default_factory=dict)
     """What the health rules remember."""
+    weights: str = "model.safetensors"
+    """The file of the weights whose metrics and samples count."""
+
+    def at(self, progress: Progress, health: dict[str, Any]) -> "Saved":
+        """The same, later in the training."""
+        return replace(self, progress=progress, health=health)
 
 
-def save(folder: Path, saved: Saved, model: nn.Module, ema: nn.Module | None, optimizer: torch.optim.Optimizer) -> Path:
+def save(
+    folder: Path,
+    saved: Saved,
+    model: nn.Module,
+    averages: Mapping[str, nn.Module],
+    optimizer: torch.optim.Optimizer,
+) -> Path:
     """Write a checkpoint into the folder of a trial's checkpoints; returns its own folder.
 
     A whole one of the same progress stays: it holds the same, and two folders cannot change places at once.
@@ -56,8 +69,8 @@ def save(folder: Path, saved: Saved, model: nn.Module, ema: nn.Module | None, op
     try:
         temporary.mkdir(parents=True)
         save_model(model, str(temporary / "model.safetensors"))
-        if ema is not None:
-            save_model(ema, str(temporary / "ema.safetensors"))
+        for name, average in averages.items():
+            save_model(average, str(temporary / f"{name}.safetensors"))
         save_file(named_state(model, optimizer), temporary / "optimizer.safetensors")
         (temporary / "progress.json").write_text(json.dumps(asdict(saved)))
         files = {file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)} for file in temporary.iterdir()}
@@ -102,9 +115,7 @@ def check(path: Path) -> None:
         raise CheckpointError(f"checkpoint {path} has no readable manifest") from error
     if newer:
         raise NewerVersion(f"checkpoint {path} was written by a newer version of rigsweep; update this one")
-    for name in _FILES:
-        if name == "ema.safetensors" and name not in told and not (path / name).exists():
-            continue
+    for name in sorted({*_FILES, *told, *(file.name for file in path.glob("*.safetensors"))}):
         try:
             found = (path / name).stat().st_size, sha256(path / name)
         except OSError:
@@ -120,23 +131,24 @@ def read(path: Path) -> Saved:
         Progress(**found["progress"]),
         [(Progress(**progress), metrics) for progress, metrics in found["evaluations"]],
         found.get("health", {}),
+        found.get("weights", "model.safetensors"),
     )
 
 
-def restore(path: Path, model: nn.Module, ema: nn.Module | None, optimizer: torch.optim.Optimizer) -> Saved:
-    """Load a checkpoint into a model, its EMA and its optimizer."""
+def restore(path: Path, model: nn.Module, averages: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer) -> Saved:
+    """Load a checkpoint into a model, its averages and its optimizer."""
     load_weights(path / "model.safetensors", model)
-    if ema is not None:
-        # A file that was edited to have an EMA goes on from the weights themselves.
-        load_weights(path / ("ema.safetensors" if (path / "ema.safetensors").exists() else "model.safetensors"), ema)
+    for name, average in averages.items():
+        # A file that was edited to have another average goes on from the one that counted.
+        own = path / f"{name}.safetensors"
+        load_weights(own if own.exists() else weights_of(path), average)
     load_named_state(model, optimizer, load_file(path / "optimizer.safetensors"))
     return read(path)
 
 
 def weights_of(path: Path) -> Path:
-    """The weights to use of a finished training: the EMA's where there is one."""
-    ema = path / "ema.safetensors"
-    return ema if ema.exists() else path / "model.safetensors"
+    """The weights to use of a finished training: those whose metrics and samples counted."""
+    return path / Path(read(path).weights).name
 
 
 def load_weights(file: Path, model: nn.Module) -> None:

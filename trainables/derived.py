@@ -34,6 +34,8 @@ class Derived:
     """After which steps the model is evaluated (1 is after the first)."""
     examples: int
     workers: int = 1
+    milestone_steps: frozenset[int] = frozenset()
+    """After which steps a checkpoint is kept for good."""
 
     @property
     def accumulation(self) -> int:
@@ -73,7 +75,7 @@ def derive(task: "Task", training: Training, job: "Job", *, workers: int | None 
     if workers > rows:
         raise WrongSettings(f"batch.examples: {rows} rows in a step cannot be shared by {workers} workers")
     mine = math.ceil(rows / workers)
-    state_bytes = _STATE_BYTES_PER_PARAMETER + (_AVERAGE_BYTES_PER_PARAMETER if training.ema else 0)
+    state_bytes = _STATE_BYTES_PER_PARAMETER + _AVERAGE_BYTES_PER_PARAMETER * training.averages
     free_bytes = _MEMORY_SHARE * job.memory_bytes - state_bytes * parameters
     fit = max(1, int(free_bytes // task.activation_bytes_per_row(job.precision)))
     return Derived(
@@ -85,6 +87,7 @@ def derive(task: "Task", training: Training, job: "Job", *, workers: int | None 
         evaluation_steps=evaluation_steps(training, steps, job.rungs, job.rungs_by, flops_per_example),
         examples=steps * training.batch.examples,
         workers=workers,
+        milestone_steps=_shares(training.checkpoints.every, steps) if training.checkpoints.every else frozenset(),
     )
 
 
@@ -116,11 +119,16 @@ def evaluation_steps(
     training: Training, steps: int, rungs: tuple[float, ...], rungs_by: str, flops_per_example: float
 ) -> frozenset[int]:
     """The steps after which a trial is evaluated: every share of its budget, at each rung, and at its end."""
-    share = max(training.evaluation.every, 1 / steps)
-    due = {_first_at(steps * share * k) for k in range(1, _first_at(1 / share))}
+    due = set(_shares(training.evaluation.every, steps))
     per_step = training.batch.examples * (flops_per_example if rungs_by == "flops" else 1)
     due |= {_first_at(rung / per_step) for rung in rungs}
     return frozenset(step for step in due if 0 < step < steps) | {steps}
+
+
+def _shares(share: float, steps: int) -> frozenset[int]:
+    """The steps at which every such share of them is done."""
+    share = max(share, 1 / steps)
+    return frozenset(_first_at(steps * share * k) for k in range(1, _first_at(1 / share)))
 
 
 def _first_at(step: float) -> int:

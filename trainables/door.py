@@ -4,12 +4,13 @@ A trial's folder is written here and nowhere else; evaluations also go to whoeve
 training knows neither Ray nor MLflow.
 """
 
+import contextlib
 import json
 import logging
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -82,19 +83,34 @@ class Door:
         return self._line.order
 
     def keep(
-        self, progress: Progress, texts: Mapping[str, str] | None = None, images: Mapping[str, Any] | None = None
+        self,
+        progress: Progress,
+        texts: Mapping[str, str] | None = None,
+        images: Mapping[str, Any] | None = None,
+        of: str = "",
     ) -> None:
-        """Keep samples made at `progress`.
+        """Keep samples made at `progress`: images are uint8 arrays (height, width, 3); `of` names other weights.
 
         Before its checkpoint is saved: a training that goes on from that draws no samples again.
         """
-        assert not images, "no trainable draws images yet"
         for name, text in (texts or {}).items():
-            file = self._folder / "samples" / f"{progress.examples:012d}-{name}.txt"
-            file.parent.mkdir(exist_ok=True)
-            temporary = file.with_name(f".{file.name}")
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(file)
+            with self._sample(progress, name, of, ".txt") as file:
+                file.write(text.encode())
+        for name, image in (images or {}).items():
+            from PIL import Image
+
+            with self._sample(progress, name, of, ".png") as file:
+                Image.fromarray(image).save(file, "PNG")
+
+    @contextlib.contextmanager
+    def _sample(self, progress: Progress, name: str, of: str, suffix: str) -> Iterator[Any]:
+        """A sample's file, which is there when it is whole."""
+        file = self._folder / "samples" / f"{progress.examples:012d}-{name}{f'-{of}' if of else ''}{suffix}"
+        file.parent.mkdir(exist_ok=True)
+        temporary = file.with_name(f".{file.name}")
+        with temporary.open("wb") as opened:
+            yield opened
+        temporary.replace(file)
 
     def report(self, progress: Progress, metrics: Mapping[str, float], *, checkpoint: Path | None = None) -> None:
         """Keep metrics of the trial at `progress`.
@@ -144,7 +160,11 @@ class ClosedDoor(Door):
         """None."""
 
     def keep(
-        self, progress: Progress, texts: Mapping[str, str] | None = None, images: Mapping[str, Any] | None = None
+        self,
+        progress: Progress,
+        texts: Mapping[str, str] | None = None,
+        images: Mapping[str, Any] | None = None,
+        of: str = "",
     ) -> None:
         """Nothing."""
 

@@ -51,7 +51,7 @@ def shape_key(trainable: str, training: Training, micro_rows: int, precision: st
     """A short name of everything that decides the memory of a training."""
     told = training.model_dump(mode="json")
     parts = {name: told.get(name) for name in ("data", "model", "recompute", "compile")}
-    parts |= {"ema": training.ema is not None, "optimizer": training.optimizer.name, "micro_rows": micro_rows}
+    parts |= {"averages": training.averages, "optimizer": training.optimizer.name, "micro_rows": micro_rows}
     parts["accumulates"] = training.batch.examples
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     return f"{trainable}-{micro_rows}-{precision}-{digest}"
@@ -145,14 +145,13 @@ def parts(task: "Task", training: Training, precision: str, batch: "Callable[[],
     """What the loop does in a step, as far as it takes memory."""
     import torch
     from torch import nn
-    from torch.optim.swa_utils import get_ema_multi_avg_fn
 
     from ..cluster.live_bytes import Parts
+    from .averages import Averages
     from .optimizer import build_optimizer
 
     model = task.build()
-    decay = training.ema
-    average = task.build() if decay is not None else None
+    averages = Averages(model, training)
     optimizer = build_optimizer(model, task.role, training.optimizer)
 
     def micro_step() -> None:
@@ -164,7 +163,8 @@ def parts(task: "Task", training: Training, precision: str, batch: "Callable[[],
         nn.utils.clip_grad_norm_(model.parameters(), training.optimizer.clip_norm or math.inf)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        if average is not None and decay is not None:
-            get_ema_multi_avg_fn(decay)(list(average.parameters()), [p.detach() for p in model.parameters()], 1)
+        averages.update(2)
 
-    return Parts(model, average, optimizer, micro_step, step)
+    return Parts(
+        model, nn.ModuleList(averages.modules.values()) if averages.modules else None, optimizer, micro_step, step
+    )

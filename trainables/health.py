@@ -71,6 +71,42 @@ class Kept:
 
 
 @dataclass(frozen=True)
+class Look:
+    """How a set of images looks, each figure from 0 to 1."""
+
+    contrast: float
+    """Deviation of the brightness within an image, mean over the images."""
+    chroma: float
+    """Difference between the strongest and the weakest channel of a pixel, mean; 0 is grey."""
+    saturated: float
+    """Share of values at either end of the range."""
+    variety: float
+    """Deviation of a pixel's value from image to image, mean."""
+
+    @classmethod
+    def at(cls, images: Any) -> "Look":
+        """Of uint8 images (n, height, width, channels)."""
+        values = images.astype("float32") / 255
+        brightness = values.mean(-1)
+        return cls(
+            contrast=float(brightness.std(axis=(1, 2)).mean()),
+            chroma=float((values.max(-1) - values.min(-1)).mean()),
+            saturated=float(((images == 0) | (images == 255)).mean()),
+            variety=float(values.std(0).mean()),
+        )
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Images that a model drew, and as many real ones."""
+
+    share: float
+    """Of the budget that it has been trained for."""
+    drawn: Look
+    real: Look
+
+
+@dataclass(frozen=True)
 class Finding:
     """What a rule has to say: a warning, or with a `state` that the training ends in it."""
 
@@ -99,6 +135,9 @@ class Rule:
 
     def kept(self, kept: Kept) -> Finding | None:
         """Look at what is about to be kept."""
+
+    def drawn(self, images: Drawn) -> Finding | None:
+        """Look at drawn images."""
 
     def state(self) -> dict[str, Any]:
         """What it remembers, as JSON."""
@@ -436,6 +475,74 @@ class MaskedAttentionRow(Rule):
         return None
 
 
+class ImageRule(Rule):
+    """One of the rules on drawn images: after a fifth of the budget, beside real ones, a warning."""
+
+    least_share = 0.2
+
+    def drawn(self, images: Drawn) -> Finding | None:
+        return self.judge(images.drawn, images.real) if images.share >= self.least_share else None
+
+    def judge(self, drawn: Look, real: Look) -> Finding | None:
+        """What is wrong with the drawn ones, if anything is."""
+
+
+class ImagesGrey(ImageRule):
+    """Drawn images have next to no contrast, and no colour."""
+
+    name = "images-grey"
+
+    def judge(self, drawn: Look, real: Look) -> Finding | None:
+        if drawn.contrast >= 0.25 * real.contrast or drawn.chroma > max(0.1, real.chroma):
+            return None
+        return Finding(
+            f"the drawn images are grey: their contrast is {drawn.contrast:.3f}, of real ones {real.contrast:.3f}; "
+            "look at the sampler's direction of time and at the scale of the data, or train longer"
+        )
+
+
+class ImagesOneColour(ImageRule):
+    """Drawn images are a single colour each."""
+
+    name = "images-one-colour"
+
+    def judge(self, drawn: Look, real: Look) -> Finding | None:
+        if drawn.contrast >= 0.25 * real.contrast or drawn.chroma <= max(0.1, real.chroma):
+            return None
+        return Finding(
+            f"the drawn images are one colour: their contrast is {drawn.contrast:.3f}, that of real ones "
+            f"{real.contrast:.3f}; look at the channels' order and scale, and at a lower learning rate"
+        )
+
+
+class ImagesSaturated(ImageRule):
+    """Far more of the drawn values lie at the ends of the range than of the real ones."""
+
+    name = "images-saturated"
+
+    def judge(self, drawn: Look, real: Look) -> Finding | None:
+        if drawn.saturated <= real.saturated + 0.3:
+            return None
+        return Finding(
+            f"the drawn images are saturated: {drawn.saturated:.0%} of their values are at an end of the range, and "
+            f"{real.saturated:.0%} of real ones; take a lower guidance scale, or more steps"
+        )
+
+
+class ImagesAlike(ImageRule):
+    """Drawn images hardly differ from each other, though each has contrast."""
+
+    name = "images-alike"
+
+    def judge(self, drawn: Look, real: Look) -> Finding | None:
+        if drawn.variety >= 0.25 * real.variety or drawn.contrast < 0.25 * real.contrast:
+            return None
+        return Finding(
+            f"the drawn images are all alike: a pixel deviates by {drawn.variety:.3f} between them, and by "
+            f"{real.variety:.3f} between real ones; take a lower guidance scale, and look at the noise they start from"
+        )
+
+
 RULES: list[type[Rule]] = [
     NonFiniteWeights,
     NonFiniteLoss,
@@ -449,6 +556,10 @@ RULES: list[type[Rule]] = [
     Recompiling,
     MemoryGrowing,
     MaskedAttentionRow,
+    ImagesGrey,
+    ImagesOneColour,
+    ImagesSaturated,
+    ImagesAlike,
 ]
 """Every rule, in the order in which they are asked: those that end a training first, a cause before its effects."""
 

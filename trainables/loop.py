@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from . import checkpoints
+from .averages import RAW, Averages
 from .checkpoints import Saved
 from .derived import Derived, derive
 from .door import Door, Ending, Progress
@@ -40,9 +40,9 @@ def train(task: Task, job: Job, door: Door, workers: Workers = ALONE) -> Ending:
     derived = derive(task, training, job, workers=workers.size)
     device = _set_up(job)
     model = task.build().to(device)
-    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(training.ema)) if training.ema else None
+    averages = Averages(model, training)
     optimizer = build_optimizer(model, task.role, training.optimizer)
-    saved = _go_on(job, door, model, ema, optimizer, derived)
+    saved = _go_on(job, door, model, averages, optimizer, derived)
     shared = workers.wrap(model)
     run: nn.Module = torch.compile(shared) if training.compile else shared  # pyright: ignore
     mine = workers.share(derived.rows_per_step)
@@ -61,7 +61,7 @@ def train(task: Task, job: Job, door: Door, workers: Workers = ALONE) -> Ending:
                 if ending := workers.decide(health.keeping, progress, model):
                     return ending
                 if workers.first:
-                    _save(job, Saved(progress, saved.evaluations, health.state()), model, ema, optimizer)
+                    _save(job, derived, saved.at(progress, health.state()), model, averages, optimizer)
             return Ending("interrupted" if order == "interrupt" else "stopped", "asked to leave")
 
         rate = learning_rate(training.schedule, training.optimizer.learning_rate, step / derived.steps)
@@ -90,8 +90,7 @@ def train(task: Task, job: Job, door: Door, workers: Workers = ALONE) -> Ending:
         norm = nn.utils.clip_grad_norm_(model.parameters(), training.optimizer.clip_norm or math.inf)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        if ema is not None:
-            ema.update_parameters(model)
+        averages.update(step)
         meter.saw(training.batch.examples)
         progress = Progress(
             examples=step * training.batch.examples,
@@ -104,30 +103,39 @@ def train(task: Task, job: Job, door: Door, workers: Workers = ALONE) -> Ending:
         reporting = evaluating or step % every == 0
         if ending := workers.decide(health.see, progress, batch, terms, norm, now=reporting):
             return ending
+        metrics: dict[str, float] = {}
         if reporting:
-            metrics = {name: value.item() for name, value in terms.items()}
+            metrics |= {name: value.item() for name, value in terms.items()}
             metrics |= {"optimizer/gradient_norm": norm.item(), "optimizer/learning_rate": rate, **meter.read(device)}
             metrics["memory/peak_bytes"] = workers.largest(metrics["memory/peak_bytes"])
             if ending := workers.decide(health.report, progress, metrics):
                 return ending
             if not evaluating:
                 door.report(progress, metrics)
-                continue
+        if evaluating:
             paused = meter.pause()
-            averaged = ema.module if ema is not None else model
             with autocast:
-                evaluation = task.evaluate(averaged, device, workers)
+                found = {name: task.evaluate(own, device, workers) for name, own in averages.evaluated.items()}
+            evaluation = averages.told(found)
             if ending := workers.decide(health.keeping, progress, model, evaluation):
                 return ending
             with autocast:
-                samples = task.sample(averaged, device, workers)
+                drawn = {name: task.sample(own, device, workers) for name, own in averages.evaluated.items()}
+            if ending := workers.decide(health.drew, progress, drawn[averages.main]):
+                return ending
             metrics |= evaluation
             saved.evaluations.append((progress, metrics))
             if workers.first:
-                door.keep(progress, samples.texts, samples.images)
-                path = _save(job, Saved(progress, saved.evaluations, health.state()), model, ema, optimizer)
+                for name, samples in drawn.items():
+                    door.keep(progress, samples.texts, samples.images, of="" if name == averages.main else name)
+                path = _save(job, derived, saved.at(progress, health.state()), model, averages, optimizer)
                 door.report(progress, metrics, checkpoint=path)
             meter.go_on(paused)
+        elif step in derived.milestone_steps:
+            if ending := workers.decide(health.keeping, progress, model):
+                return ending
+            if workers.first:
+                _save(job, derived, saved.at(progress, health.state()), model, averages, optimizer)
     return Ending("complete", "reached its budget")
 
 
@@ -154,37 +162,32 @@ def _set_up(job: Job) -> torch.device:
 
 
 def _go_on(
-    job: Job,
-    door: Door,
-    model: nn.Module,
-    ema: AveragedModel | None,
-    optimizer: torch.optim.Optimizer,
-    derived: Derived,
+    job: Job, door: Door, model: nn.Module, averages: Averages, optimizer: torch.optim.Optimizer, derived: Derived
 ) -> Saved:
     """Go on from the job's own checkpoint, start from another run's weights, or from nothing."""
     folder = Path(job.folder) / "checkpoints"
-    averaged = ema.module if ema is not None else None
+    weights = "model.safetensors" if averages.main == RAW else f"{averages.main}.safetensors"
     if path := checkpoints.latest(folder):
-        saved = checkpoints.restore(path, model, averaged, optimizer)
-        if ema is not None:
-            ema.n_averaged.fill_(int(saved.progress.examples > 0))  # at 0, the first step's weights start it
+        saved = checkpoints.restore(path, model, averages.modules, optimizer)
         for progress, metrics in saved.evaluations:
             if progress.examples not in job.recorded:
                 kept = checkpoints.path_at(folder, progress)
                 door.report(progress, metrics, checkpoint=kept if kept.exists() else None)
-        return replace(saved, progress=replace(saved.progress, total=derived.examples))
+        return replace(saved, progress=replace(saved.progress, total=derived.examples), weights=weights)
     if job.initial:
         checkpoints.check(Path(job.initial))
-        for target in filter(None, (model, averaged)):
+        for target in (model, *averages.modules.values()):
             checkpoints.load_weights(checkpoints.weights_of(Path(job.initial)), target)
-    return Saved(Progress(total=derived.examples), [])
+    return Saved(Progress(total=derived.examples), [], weights=weights)
 
 
 def _save(
-    job: Job, saved: Saved, model: nn.Module, ema: AveragedModel | None, optimizer: torch.optim.Optimizer
+    job: Job, derived: Derived, saved: Saved, model: nn.Module, averages: Averages, optimizer: torch.optim.Optimizer
 ) -> Path:
-    folder = Path(job.folder) / "checkpoints"
-    path = checkpoints.save(folder, saved, model, ema.module if ema is not None else None, optimizer)
-    sign = 1 if job.goal == "minimize" else -1
-    checkpoints.keep_only(folder, path, checkpoints.best(folder, job.metric, sign))
+    """Save a checkpoint, and delete what is neither the latest, the best nor a milestone."""
+    folder, sign = Path(job.folder) / "checkpoints", 1 if job.goal == "minimize" else -1
+    path = checkpoints.save(folder, saved, model, averages.modules, optimizer)
+    milestones = {step * derived.examples // derived.steps for step in derived.milestone_steps}
+    kept = [other for other in checkpoints.all_in(folder) if int(other.name) in milestones]
+    checkpoints.keep_only(folder, path, checkpoints.best(folder, job.metric, sign), *kept)
     return path

@@ -5,10 +5,13 @@ model in a `<name>_settings.py` beside this file. Shares are of the trial's own 
 or images; rows are sequences or images (what one forward pass takes a whole number of).
 """
 
+import re
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
+Length = float | str
+"""Of an average of the weights: its decay, `power 10%`, or `raw` for none."""
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -77,6 +80,13 @@ class Evaluation(BaseModel, frozen=True, extra="forbid"):
     """Validation examples; the same ones at every evaluation of every trial."""
 
 
+class Checkpoints(BaseModel, frozen=True, extra="forbid"):
+    """Which checkpoints are kept beside the latest and the best."""
+
+    every: Annotated[float, Field(gt=0, le=1)] | None = None
+    """A milestone at every such share of the budget."""
+
+
 class Training(BaseModel, frozen=True, extra="forbid"):
     """One training, whatever is trained: a trial is one of these."""
 
@@ -96,7 +106,40 @@ class Training(BaseModel, frozen=True, extra="forbid"):
     compile: bool = False
     recompute: bool = False
     """Whole-layer activation recomputation: less memory, about a third more time."""
-    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Decay of an exponential moving average of the weights, which is then what is evaluated."""
+    ema: Length | tuple[Length, ...] | None = None
+    """Averages of the weights, each evaluated; the first is the one whose metrics and samples count.
+
+    The decay of an exponential moving average; `power 10%`, as wide as a tenth of all steps so far; or `raw`, the
+    weights themselves.
+    """
+    checkpoints: Checkpoints = Checkpoints()
     initial: str | None = None
     """Start from another run's weights: `sweep/number`, an MLflow run id, or a checkpoint folder."""
+
+    @field_validator("ema")
+    @classmethod
+    def _lengths(cls, value: Length | tuple[Length, ...] | None) -> Length | tuple[Length, ...] | None:
+        lengths = value if isinstance(value, tuple) else () if value is None else (value,)
+        for length in lengths:
+            power = re.fullmatch(r"power (\d+(?:\.\d+)?)%", length) if isinstance(length, str) else None
+            wide = power is not None and 0 < float(power[1]) <= 25
+            if length != "raw" and not wide and not (isinstance(length, float) and 0 < length < 1):
+                raise ValueError(f"allowed: a decay between 0 and 1, `power 10%` up to 25%, or raw; found {length}")
+        if isinstance(value, tuple) and (not value or len({label(length) for length in value}) < len(value)):
+            raise ValueError("allowed: different lengths, at least one")
+        return value
+
+    @property
+    def lengths(self) -> tuple[Length, ...]:
+        """Of the averages that are evaluated, the one that counts first."""
+        return self.ema if isinstance(self.ema, tuple) else () if self.ema is None else (self.ema,)
+
+    @property
+    def averages(self) -> int:
+        """How many averages are kept beside the weights."""
+        return sum(length != "raw" for length in self.lengths)
+
+
+def label(length: Length) -> str:
+    """A length as metrics, samples and files name it: `ema-0.999`, `ema-power-10`, `raw`."""
+    return "raw" if length == "raw" else f"ema-{str(length).replace(' ', '-').rstrip('%')}"

@@ -20,10 +20,14 @@ Batch = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Samples:
-    """What a model made, by name: texts, and images as uint8 arrays of shape (height, width, 3)."""
+    """What a model made, by name: texts, and pictures for people as uint8 arrays of shape (height, width, 3)."""
 
     texts: Mapping[str, str] = field(default_factory=dict)
     images: Mapping[str, Any] = field(default_factory=dict)
+    drawn: Any = None
+    """What a model of images drew, uint8 (n, height, width, channels): the health rules look at it."""
+    real: Any = None
+    """As many images of the data, beside which they are judged."""
 
 
 class Task(Protocol):

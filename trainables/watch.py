@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from .derived import Derived
 from .door import Door, Ending, Progress
-from .health import RULES, Facts, Finding, Kept, Report, Rule, Step
+from .health import RULES, Drawn, Facts, Finding, Kept, Look, Report, Rule, Step
 from .settings import Training
-from .task import Batch, Task
+from .task import Batch, Samples, Task
 from .trial import Job
 
 _log = logging.getLogger(__name__)
@@ -109,6 +109,13 @@ class Watch:
         finite = bool(nn.utils.get_total_norm([parameter.detach() for parameter in model.parameters()]).isfinite())
         kept = Kept(progress.examples, finite, evaluation or {})
         return self._ask(progress, lambda rule: rule.kept(kept))
+
+    def drew(self, progress: Progress, samples: Samples) -> Ending | None:
+        """Look at the images that were drawn, beside real ones."""
+        if samples.drawn is None:
+            return None
+        looks = Drawn(progress.examples / progress.total, Look.at(samples.drawn), Look.at(samples.real))
+        return self._ask(progress, lambda rule: rule.drawn(looks))
 
     def state(self) -> dict[str, Any]:
         """What the rules remember, for a checkpoint."""

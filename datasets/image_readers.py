@@ -55,9 +55,12 @@ class ImageFiles:
     files: tuple[Path, ...]
 
     def identity(self) -> list[list[str | int]]:
-        """What changes when a file does."""
-        stats = [(path, path.stat()) for path in self.files]
-        return [[self.kind], *([str(path.absolute()), stat.st_size, stat.st_mtime_ns] for path, stat in stats)]
+        """What changes when a file does, or where names and classes begin."""
+        identities: list[list[str | int]] = [[self.kind, str(self.root.absolute())]]
+        for path in self.files:
+            stat = path.stat()
+            identities.append([str(path.absolute()), stat.st_size, stat.st_mtime_ns])
+        return identities
 
     def total_bytes(self) -> int:
         """Of all files."""
@@ -291,10 +294,10 @@ def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, bytes | None]]:
     except tarfile.ReadError:
         yield key, suffix, None
         return
-    # At a header that is damaged `tarfile` stops as it does at the end, which is zeros.
+    # At a header that is damaged, or not there, `tarfile` stops as it does at the end, which is a block of zeros.
     file = cast(Any, tar.fileobj)
     file.seek(tar.offset)
-    if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
+    if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
         yield f"byte {tar.offset}", "", None
 
 

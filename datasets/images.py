@@ -23,7 +23,9 @@ from .settings import ImageData
 
 BATCH_IMAGES, BATCH_BYTES = 512, 32_000_000
 """What is decoded at once."""
-FLIP_STREAM = 1 << 33  # keys from here on are for flips, those below for the orders of the epochs
+# Keys from the one on are for the orders of the epochs, from the other on for flips; no seed is so large that
+# epoch a of seed b could be epoch b of seed a.
+ORDER_STREAM, FLIP_STREAM = 1 << 60, 1 << 61
 
 Progress = Callable[[str, int, int], None]
 """Gets the stage, and the bytes done and in total."""
@@ -126,7 +128,7 @@ class PreparedImages:
     def _ordered(self, first_row: int, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """The epoch and the image of each row."""
         epoch, position = np.divmod(np.arange(first_row, first_row + rows, dtype=np.int64), self.train_rows)
-        place = permute(position.astype(np.uint64), self.train_rows, epoch_keys(seed, epoch))
+        place = permute(position.astype(np.uint64), self.train_rows, epoch_keys(seed, epoch, ORDER_STREAM))
         return epoch, self._training[place.astype(np.int64)]
 
 

@@ -36,8 +36,8 @@ class TextRows:
         The inputs are all tokens of a row but its last, the targets all but its first.
         """
         epoch, position = np.divmod(np.arange(first, first + count, dtype=np.int64), self.rows_per_epoch)
-        place = permute(position.astype(np.uint64), self.rows_per_epoch, self._keys(epoch, 0))
-        offset = (self._keys(epoch, OFFSET_STREAM) % np.uint64(self._offsets)).astype(np.int64)
+        place = permute(position.astype(np.uint64), self.rows_per_epoch, epoch_keys(self.seed, epoch))
+        offset = (epoch_keys(self.seed, epoch, OFFSET_STREAM) % np.uint64(self._offsets)).astype(np.int64)
         starts = offset + place.astype(np.int64) * self.sequence_length
         return self.stream.windows(starts, self.sequence_length + 1)
 
@@ -51,9 +51,11 @@ class TextRows:
         place = np.arange(count, dtype=np.int64) * fitting // max(count, 1)
         return self.stream.windows(place * self.sequence_length, self.sequence_length + 1)
 
-    def _keys(self, epoch: np.ndarray, purpose: int) -> np.ndarray:
-        seed = np.uint64(self.seed % (1 << 64))
-        return mix(mix(epoch.astype(np.uint64) + np.uint64(purpose)) ^ mix(np.atleast_1d(seed)))
+
+def epoch_keys(seed: int, epoch: np.ndarray, purpose: int = 0) -> np.ndarray:
+    """A uint64 key for each of the epochs (n,), another one for each seed and purpose."""
+    key = np.uint64(seed % (1 << 64))
+    return mix(mix(epoch.astype(np.uint64) + np.uint64(purpose)) ^ mix(np.atleast_1d(key)))
 
 
 def permute(index: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:

@@ -3,13 +3,19 @@
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from pydantic import BaseModel
 
 from .errors import DataError
+
+AnyManifest = TypeVar("AnyManifest", bound=BaseModel)
 
 
 def make_once(folder: Path, fill: Callable[[Path], None]) -> bool:
@@ -88,3 +94,26 @@ def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal, read in bounded memory."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def read_manifest(folder: Path, model: type[AnyManifest], newest: int) -> AnyManifest:
+    """The manifest of a prepared folder; DataError where it is missing, damaged or of a format after `newest`."""
+    path = folder / "manifest.json"
+    try:
+        content = cast(Any, json.loads(path.read_text(encoding="utf-8")))
+        written = content.get("format") if isinstance(content, dict) else None
+        if isinstance(written, int) and written > newest:
+            raise DataError(
+                f"{path}: was made by a newer version (format {written}, this one reads {newest}); upgrade, "
+                f"or delete {folder} and it is made again"
+            )
+        return model.model_validate(content)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); prepare the data again") from error
+    except ValueError as error:
+        raise damaged(path) from error
+
+
+def damaged(path: Path) -> DataError:
+    """The error that names a damaged file of a prepared folder and what to do."""
+    return DataError(f"{path}: is damaged; delete {path.parent} and it is made again")

@@ -77,12 +77,12 @@ def _resolve_one(name: str) -> list[Source]:
             raise DataError(f"{path}: unknown suffix; give a file with one of {READABLE}")
         return [source]
     if path.is_dir():
-        found = _walk(path)
+        found = walk(path)
     elif glob.has_magic(name):
         matches = glob.glob(str(path), recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
         found = [Path(match) for match in sorted(matches)]
     else:
-        raise NoCorpus(f"corpus {name}: no such file or folder{_nearest(path)}")
+        raise NoCorpus(f"corpus {name}: no such file or folder{nearest(path, STDLIB)}")
     # In a folder or glob other files may lie beside the text; only one that was named must be readable.
     sources = [source for path in found if path.is_file() and (source := _source(path))]
     if not sources:
@@ -98,7 +98,7 @@ def _source(path: Path, name: str | None = None) -> Source | None:
     return Source(path, name or str(path), kind, compression) if kind else None
 
 
-def _walk(folder: Path) -> list[Path]:
+def walk(folder: Path) -> list[Path]:
     """The files below a folder, sorted; hidden ones (.git, .venv) are not anyone's corpus."""
 
     def refuse(error: OSError) -> None:
@@ -111,10 +111,10 @@ def _walk(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def _nearest(path: Path) -> str:
-    """` (did you mean ...?)` with the name beside `path` that is spelt most like it, if one is."""
+def nearest(path: Path, bundled: str) -> str:
+    """` (did you mean ...?)` with the name beside `path`, or of what is bundled, that is spelt most like it."""
     parent = path.parent
-    beside = [STDLIB] if parent == Path() else []
+    beside = [bundled] if parent == Path() else []
     if parent.is_dir():
         beside += [entry.name for entry in parent.iterdir()]
     close = difflib.get_close_matches(path.name, beside, n=1)
@@ -125,7 +125,7 @@ def _standard_library() -> list[Source]:
     """The running interpreter's own modules: a corpus that every machine has."""
     root = Path(sysconfig.get_path("stdlib"))
     sources: list[Source] = []
-    for path in _walk(root):
+    for path in walk(root):
         relative = path.relative_to(root)
         if path.suffix == ".py" and NOT_STDLIB.isdisjoint(relative.parts):
             sources.append(Source(path, relative.as_posix(), "stdlib"))
@@ -133,13 +133,26 @@ def _standard_library() -> list[Source]:
 
 
 def _from_hub(name: str) -> list[Source]:
-    """Files of a Hub dataset, downloaded to the Hub's own cache, or found there when offline."""
+    """Files of a Hub dataset."""
+    folder, pattern = download(name, "corpus")
+    matches = sorted(folder.glob(pattern))
+    sources = [source for match in matches if (source := _source(match, f"{name}: {match.name}"))]
+    if not sources:
+        raise NoCorpus(f"corpus {name}: no file to read matches; give a glob with {READABLE}")
+    return sources
+
+
+def download(name: str, what: str) -> tuple[Path, str]:
+    """Where the files of a Hub dataset are, and the glob that finds them there.
+
+    They are downloaded to the Hub's own cache, or found there when offline; messages call the name `what`.
+    """
     # Both names are checked, for they become part of a path; a glob must not leave its dataset.
     found = re.fullmatch(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([\w.~-]+))?/(.+)", name)
     if not found or ".." in found[3].split("/"):
-        raise DataError(f"corpus {name}: write hf://datasets/<owner>/<name>/<glob>, such as .../data/*.parquet")
+        raise DataError(f"{what} {name}: write hf://datasets/<owner>/<name>/<glob>, such as .../data/*.parquet")
     repository, revision, pattern = found.groups()
-    instead = "download it elsewhere and give the local folder as corpus"
+    instead = f"download it elsewhere and give the local folder as {what}"
     try:
         folder = hub.snapshot_download(
             repository,
@@ -150,14 +163,10 @@ def _from_hub(name: str) -> list[Source]:
         )
     except LocalEntryNotFoundError as error:
         why = "offline mode is on" if hub.constants.HF_HUB_OFFLINE else "the Hub cannot be reached"
-        raise NoCorpus(f"corpus {name}: {why} and it is not in the Hub's cache; {instead}") from error
+        raise NoCorpus(f"{what} {name}: {why} and it is not in the Hub's cache; {instead}") from error
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise NoCorpus(f"corpus {name}: {first_line(error)}; {instead}") from error
-    matches = sorted(Path(folder).glob(pattern))
-    sources = [source for match in matches if (source := _source(match, f"{name}: {match.name}"))]
-    if not sources:
-        raise NoCorpus(f"corpus {name}: no file to read matches; give a glob with {READABLE}")
-    return sources
+        raise NoCorpus(f"{what} {name}: {first_line(error)}; {instead}") from error
+    return Path(folder), pattern
 
 
 def first_line(error: Exception) -> str:

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, PositiveInt, field_validator
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -51,3 +51,28 @@ class PointsData(BaseModel, frozen=True, extra="forbid"):
 
     kind: Literal["eight-gaussians", "swiss-roll", "checkerboard"] = "eight-gaussians"
     """Eight Gaussians on a circle of radius 2, each with deviation 0.1; a spiral; the dark squares of a board."""
+
+
+class ImageData(BaseModel, frozen=True, extra="forbid"):
+    """A set of images, how they become pixels, and which part is kept for validation."""
+
+    source: Annotated[str, Field(min_length=1)] = "digits"
+    """`digits`, a folder, a file or glob (images, .parquet, .tar), or `hf://datasets/<owner>/<name>/<glob>`."""
+    image_column: str | None = None
+    """The Parquet column of the images; None: `image` or `img`."""
+    label_column: str | None = None
+    """The column or key of the labels; None: `label` or `labels`, where there is one."""
+    caption_column: str | None = None
+    """The column or key of the captions; None: `text` or `caption`, where there is one."""
+    size: PositiveInt | None = None
+    """Pixels of a side: the middle square is scaled to it. None: the images' own, if all are squares of one size."""
+    enlarge: bool = False
+    """Whether images smaller than `size` are scaled up, rather than an error."""
+    channels: Literal[1, 3] | None = None
+    """1 is grey, 3 is RGB; None: 1 for digits, else 3."""
+    flip: bool = False
+    """Mirror half of the training images, others in each epoch."""
+    validation: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """A share of the images, chosen by hash."""
+    damaged: Share = 0.01
+    """The share of damaged images up to which they are left out; above it they are an error."""

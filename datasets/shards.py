@@ -1,16 +1,14 @@
 """Tokens on disk: shards of them, the manifest that describes them, and the stream they are read as."""
 
 import hashlib
-import json
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from pydantic import BaseModel, JsonValue
 
-from .cache import sha256
-from .errors import DataError
+from .cache import damaged, sha256
 from .splits import Part, Piece
 
 FORMAT = 1
@@ -149,24 +147,6 @@ def _shard_path(folder: Path, part: Part, index: int) -> Path:
     return folder / f"{part}-{index:05d}.bin"  # never a name from a manifest
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a prepared folder; DataError where it is missing, damaged or of a newer version."""
-    path = folder / "manifest.json"
-    try:
-        content = cast(Any, json.loads(path.read_text(encoding="utf-8")))
-        written = content.get("format") if isinstance(content, dict) else None
-        if isinstance(written, int) and written > FORMAT:
-            raise DataError(
-                f"{path}: was made by a newer version (format {written}, this one reads {FORMAT}); upgrade, "
-                f"or delete {folder} and it is made again"
-            )
-        return Manifest.model_validate(content)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); prepare the corpus again") from error
-    except ValueError as error:
-        raise damaged(path) from error
-
-
 def open_shards(folder: Path, manifest: Manifest, part: Part, verify: bool) -> list[np.ndarray]:
     """The memory-mapped shards of a part; DataError where a size or, with `verify`, a hash differs."""
     dtype = np.dtype(manifest.dtype).newbyteorder("<")
@@ -183,8 +163,3 @@ def open_shards(folder: Path, manifest: Manifest, part: Part, verify: bool) -> l
     if sum(shard.tokens for shard in described.shards) != described.tokens:
         raise damaged(folder / "manifest.json")
     return shards
-
-
-def damaged(path: Path) -> DataError:
-    """The error that names a damaged file of a prepared folder and what to do."""
-    return DataError(f"{path}: is damaged; delete {path.parent} and it is made again")

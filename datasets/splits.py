@@ -63,9 +63,10 @@ class Split:
                 seen += len(text)
 
 
-def content_hash(text: str) -> int:
-    """A number below 2^64 that depends on the text alone, so that equal texts never end in both parts."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+def content_hash(content: str | bytes) -> int:
+    """A number below 2^64 that depends on the content alone, so that equal ones never end in both parts."""
+    content = content.encode() if isinstance(content, str) else content
+    return int.from_bytes(blake2b(content, digest_size=8).digest(), "big")
 
 
 def survey(sources: list[Source], column: str, validation: float | str, progress: Callable[[int, int], None]) -> Split:

@@ -9,20 +9,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from .cache import make_once, sha256
+from .cache import damaged, make_once, read_manifest, sha256
 from .corpus import Source, resolve
 from .errors import DataError
 from .settings import TextData
-from .shards import (
-    FORMAT,
-    Manifest,
-    PartManifest,
-    ShardWriter,
-    TokenStream,
-    damaged,
-    open_shards,
-    read_manifest,
-)
+from .shards import FORMAT, Manifest, PartManifest, ShardWriter, TokenStream, open_shards
 from .splits import PARTS, Part, Piece, Split, survey
 from .vocabulary import Vocabulary, is_trained, make_vocabulary
 
@@ -154,7 +145,7 @@ def _encode(split: Split, vocabulary: Vocabulary, writers: dict[Part, ShardWrite
 
 def open_prepared(folder: Path, verify: bool = False) -> PreparedText:
     """A folder that `prepare` made; its sizes are checked, with `verify` also every byte, else DataError."""
-    manifest = read_manifest(folder)
+    manifest = read_manifest(folder, Manifest, FORMAT)
     # Sizes are always checked, for they cost nothing; so is the tokenizer, which is small.
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file() or sha256(tokenizer) != manifest.vocabulary_sha256:

@@ -147,8 +147,7 @@ class UNet(nn.Module):
         super().__init__()
         self.settings, self.channels, self.size, self.recompute = settings, channels, size, recompute
         base, dropout, blocks = settings.base, settings.dropout, _LEVELS * settings.blocks
-        begins = range(settings.blocks, blocks, settings.blocks)
-        """The first block of every further level."""
+        begins = range(settings.blocks, blocks, settings.blocks)  # the blocks with which the next level begins
         self.time = nn.Sequential(Linear(_FREQUENCIES, base), nn.SiLU(), Linear(base, base))
         self.classes = None if classes is None else Embedding(classes + 1, base)
         self.stem = Conv(channels, base)
@@ -189,7 +188,8 @@ class UNet(nn.Module):
         """
         time_ne = self._embedding(t, label)
         before, after = self._border
-        # The convolutions follow the memory format of what they get.
+        # All that follows keeps the channels last: 1.2 times as fast on a CPU. Weights keep PyTorch's order, as
+        # checkpoints of the optimizer ask for it; the same for them is worth a few percent at most.
         h = functional.pad(x_t, (before, after) * 2).contiguous(memory_format=torch.channels_last)
         h = self.stem(h)
         skips: list[Tensor] = []
@@ -203,12 +203,27 @@ class UNet(nn.Module):
         return output[..., before : before + self.size, before : before + self.size]
 
     def activation_bytes_per_row(self, precision: Literal["bf16", "fp32"]) -> int:
-        raise NotImplementedError
+        """What the backward pass finds in memory, and the gradients around one block on the way.
+
+        In channels by pixels, a block holds its input, and both norms' and SiLUs' outputs, the first convolution's
+        and the scaled one: 7, and 10 where a skip makes the first three twice as wide. With recomputation, only
+        the inputs of the blocks and one block in full.
+        """
+        settings, size = self.settings, 2 if precision == "bf16" else 4
+        full, half, quarter = self._pixels
+        down, up = (8, 11) if settings.dropout else (7, 10)
+        kept = settings.blocks * (down + up) * (full + half + quarter) + down * quarter + full + half
+        if self.recompute:
+            kept = 2 * settings.blocks * (full + half + quarter) + up * full
+        attention = 6 * quarter if settings.attention else 0
+        ends = 6 * full  # the last norm's input and output and its SiLU's; and gradients
+        images = 4 * 4 * self.channels * full
+        return size * settings.base * (kept + attention + ends) + images
 
     def flops_per_row(self) -> int:
         """Training FLOPs of one image: 2 per multiply-add, and three forward passes, as the backward takes two."""
         base, blocks = self.settings.base, self.settings.blocks
-        full, half, quarter = (((self.size + sum(self._border)) // 2**level) ** 2 for level in range(_LEVELS))
+        full, half, quarter = self._pixels
         down, up = 18 * base**2, (18 + 9 + 2) * base**2
         ways = blocks * (down + up) * (full + half + quarter) + down * quarter
         resizes = 9 * base**2 * (half + quarter + full + half)
@@ -222,6 +237,11 @@ class UNet(nn.Module):
         """Zeros before and after the pixels of each row and column, so that the size can be halved often enough."""
         missing = -self.size % 2 ** (_LEVELS - 1)
         return missing // 2, missing - missing // 2
+
+    @property
+    def _pixels(self) -> list[int]:
+        """Of each level, with the border."""
+        return [((self.size + sum(self._border)) // 2**level) ** 2 for level in range(_LEVELS)]
 
     def _embedding(self, t: Tensor, label: Tensor | None) -> Tensor:
         """Of time and class, [n, base], behind the SiLU that all blocks share."""

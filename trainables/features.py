@@ -108,7 +108,7 @@ def _pca(name: str, components: int, real: Images, device: torch.device) -> Extr
     most = min(x.shape)
     if components > most:
         raise DataError(
-            f"features {name}: {len(x)} images of {x.shape[1]} values have {most} components; ask for `pca-{most}` or less"
+            f"features {name}: {len(x)} images of {x.shape[1]} values have {most}; ask for `pca-{most}` or less"
         )
     mean, directions = principal_components(x, components)
     identity = _hash(name, mean.tobytes(), directions.tobytes())
@@ -176,10 +176,9 @@ def _transformers(name: str, where: str, device: torch.device) -> Extractor:
         vectors = getattr(found, "pooler_output", None) if pooled else None
         return found.last_hidden_state[:, 0] if vectors is None else vectors
 
-    weights = (value.detach().cpu().contiguous().view(-1).view(torch.uint8) for value in model.state_dict().values())
-    identity = _hash(
-        name, str((processor.to_json_string(), options)).encode(), *(part.numpy().data for part in weights)
-    )
+    weights = [weight.detach().cpu() for key, weight in model.state_dict().items() if pooled or "pooler" not in key]
+    told = f"{model.config.to_json_string()} {processor.to_json_string()} {options} {pooled}"
+    identity = _hash(name, told.encode(), *(weight.contiguous().numpy().data for weight in weights))
     return Extractor(name, identity, device, 64, embed)
 
 

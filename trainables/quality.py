@@ -224,7 +224,8 @@ def neighbourhood(a: Tensor, b: Tensor, nearest: int) -> Neighbourhood:
 def _radii(x: Tensor, nearest: int) -> Tensor:
     """The distance to the `nearest`-th neighbour; the nearest of all is the point itself."""
     parts = _blocks(len(x), len(x))
-    return torch.cat([torch.cdist(x[part], x).kthvalue(nearest + 1, dim=1).values for part in parts])
+    radius = torch.cat([torch.cdist(x[part], x).kthvalue(nearest + 1, dim=1).values for part in parts])
+    return radius * (1 + 1e-9)  # so that rounding does not put that neighbour outside
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,6 +48,16 @@ class Mark(NamedTuple):
     """A colour: `group0` ..., `muted` (stopped), `bad` (diverged and the like), `best` or `ink` (the base)."""
 
 
+class Point(NamedTuple):
+    """A measured value and its interval, at a number."""
+
+    at: float
+    value: float
+    low: float | None
+    high: float | None
+    role: str
+
+
 def learning_curves(
     name: str,
     faint: Sequence[Curve],
@@ -156,6 +166,39 @@ def _compared(marks: Sequence[Mark], minimize: bool) -> tuple[float, float]:
 def _padded(low: float, high: float) -> tuple[float, float]:
     pad = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
     return low - pad, high + pad
+
+
+def with_errors(name: str, points: Sequence[Point], *, described: str) -> str:
+    """A measured value against a number, with the interval of each; the chosen ones stand out."""
+    ends = [end for point in points for end in (point.value, point.low, point.high) if end is not None]
+    figure, axes = _figure(*_padded(min(ends), max(ends)))
+    at = [point.at for point in points]
+    pad = 0.04 * (max(at) - min(at)) or 0.5
+    axes.set_xlim(min(at) - pad, max(at) + pad)
+    _name_ticks(axes, "x", [tick for tick in _ticks(min(at), max(at)) if min(at) <= tick <= max(at)], tick_name)
+    axes.plot(at, [point.value for point in points], color=_color("group0"), linewidth=1.4, alpha=0.6)
+    for point in points:
+        color = _color(point.role)
+        if point.low is not None and point.high is not None:
+            axes.plot([point.at] * 2, [point.low, point.high], color=color, linewidth=1.4, solid_capstyle="round")
+        axes.plot([point.at], [point.value], "o", color=color, markersize=8 if point.role == "best" else 5)
+    return _svg(figure, name, described)
+
+
+def tradeoff(name: str, points: Sequence[tuple[float, float, str, str]], *, described: str) -> str:
+    """One measured value against another, each point (x, y, its name, its colour), joined in their order."""
+    x, y = [point[0] for point in points], [point[1] for point in points]
+    figure, axes = _figure(*_padded(min(y), max(y)))
+    low, high = _padded(min(x), max(x))
+    axes.set_xlim(low, high)
+    _name_ticks(axes, "x", [tick for tick in _ticks(low, high) if low <= tick <= high], tick_name)
+    axes.plot(x, y, color=_color("grid"), linewidth=1.2)
+    for one, other, named, role in points:
+        axes.plot([one], [other], "o", color=_color(role), markersize=8 if role == "best" else 5)
+        axes.annotate(
+            named, (one, other), (6, 4), textcoords="offset points", fontsize=_FONT - 2, color=_color("muted")
+        )
+    return _svg(figure, name, described)
 
 
 # Axes.

@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted (state saved).
 """
 
+import dataclasses
 import json
 import shlex
 import sys
@@ -15,7 +16,7 @@ from ..cluster.errors import MachineError
 from ..cluster.node_settings import Node
 from ..datasets.errors import DataError, NoCorpus
 from ..trainables.errors import WrongSettings
-from . import folders
+from . import folders, source
 from .files import WrongInput
 from .node_file import node_schema, read_node, refuse_if_elsewhere
 from .sweep import Sweep, load
@@ -66,14 +67,31 @@ def sweep(
     """Run a sweep: propose, train, stop early, track."""
     overrides = tuple(set_ or ())
     if dry_run:
-        _plan(load(file, overrides), as_json, runs, cards, threads, on)
+        _plan(load(file, overrides, runs), as_json, runs, cards, threads, on)
         return
     node = _node_here(on)
     runs = _runs(runs, node)
     asked, edited = folders.open_sweep(file, overrides, runs, resume=resume, new=new)
     if not asked.settings.search:
         raise WrongInput(f"{file}: has nothing to search; train it by `rigsweep train {file}`")
-    _run(asked, edited, ["sweep", file], overrides, runs, as_json, cards, threads, node, on)
+    again = _again("sweep", asked, file, overrides, runs, cards, threads, on)
+    stage = _Stage(runs, as_json, cards, threads, node, again)
+    if asked.settings.from_ is not None and (training := source.untrained(asked, runs)):
+        stage.note(f"{asked.name} is from {training.name}, which is trained first")
+        stage.run(training, tell=False)
+    outcome = stage.run(asked, edited, tell=asked.settings.confirm is None)
+    if asked.settings.confirm is None:
+        return
+    from . import views
+    from .confirming import confirmation
+
+    folder = runs / asked.name
+    second = confirmation(asked, folders.record_of(folder))
+    if second is not None:
+        stage.run(folders.go_on(second, runs), tell=False)
+        record = folders.record_of(folder)
+        outcome = dataclasses.replace(outcome, summary=views.write_files(asked, folder, record))
+    stage.tell(asked, outcome)
 
 
 @app.command()
@@ -92,12 +110,13 @@ def train(
     """Train once: the base of a file. With --resume the file may have been edited."""
     overrides = tuple(set_ or ())
     if dry_run:
-        _plan(folders.base_alone(load(file, overrides)), as_json, runs, cards, threads, on)
+        _plan(folders.base_alone(load(file, overrides, runs)), as_json, runs, cards, threads, on)
         return
     node = _node_here(on)
     runs = _runs(runs, node)
     asked, edited = folders.open_sweep(file, overrides, runs, resume=resume, new=new, training=True)
-    _run(asked, edited, ["train", file], overrides, runs, as_json, cards or 1, threads, node, on)
+    again = _again("train", asked, file, overrides, runs, None, threads, on)
+    _Stage(runs, as_json, cards or 1, threads, node, again).run(asked, edited)
 
 
 def _node_here(on: str | None) -> Node:
@@ -112,48 +131,76 @@ def _runs(runs: Path, node: Node | None = None) -> Path:
     return runs if runs != _RUNS else (node or read_node(None)).folders.runs or runs
 
 
-def _run(
+def _again(
+    command: str,
     asked: Sweep,
-    edited: dict[str, Any],
-    words: list[str],
+    file: str,
     overrides: tuple[str, ...],
     runs: Path,
-    as_json: bool,
     cards: int | None,
     threads: int | None,
-    node: Node,
     on: str | None,
-) -> None:
-    from .running import cache_folder, run
-    from .tables import LiveShow, summary_panel
+) -> list[str]:
+    """The command that goes on with what was interrupted."""
+    # A sweep that was begun beside another is gone on with by its own name, with its folder's own settings.
+    beside = asked.name not in (Path(file).stem, f"{Path(file).stem}-base")
+    named = [asked.name] if beside else [file, *(word for one in overrides for word in ("--set", one))]
+    again = ["rigsweep", command, *named, "--resume", *(["--runs", str(runs)] if runs != _RUNS else [])]
+    again += ["--on", on] if on else []
+    again += ["--cards", str(cards)] if cards else []
+    return again + (["--threads", str(threads)] if threads else [])
 
-    with LiveShow(asked, quiet=as_json) as show:
-        cache = cache_folder(node)
-        outcome = run(asked, runs, cache, show, cards=cards, threads=threads, node=node, edited=edited)
-    record = folders.record_of(runs / asked.name)
-    if as_json:
-        print(json.dumps(outcome.summary, ensure_ascii=False))
-    else:
-        show.console.print(_trials(asked, record))
-        show.console.print()
-        show.console.print(summary_panel(asked, record, outcome.summary))
-        show.console.print(f"\nreport: {runs / asked.name / 'report.html'}", highlight=False, soft_wrap=True)
-        show.console.print(f"compare in MLflow: rigsweep ui {asked.name}", highlight=False)
-    if outcome.state != "complete":
-        command, file = words
-        # A sweep that was begun beside another is gone on with by its own name, with its folder's own settings.
-        beside = asked.name not in (Path(file).stem, f"{Path(file).stem}-base")
-        named = [asked.name] if beside else [file, *(word for one in overrides for word in ("--set", one))]
-        again = ["rigsweep", command, *named, "--resume", *(["--runs", str(runs)] if runs != _RUNS else [])]
-        again += ["--on", on] if on else []
-        again += ["--cards", str(cards)] if cards and command == "sweep" else []
-        again += ["--threads", str(threads)] if threads else []
-        print(f"interrupted ({outcome.reason}); go on with: {shlex.join(again)}", file=sys.stderr)
-        raise typer.Exit(130)
-    if all(trial["state"] == "failed" for trial in outcome.summary["trials"]):
-        print(f"every trial failed; the first: {outcome.summary['trials'][0]['reason']}", file=sys.stderr)
-        print(f"its log: {runs / asked.name / 'trials' / '0' / 'log.txt'}", file=sys.stderr)
-        raise typer.Exit(1)
+
+@dataclasses.dataclass
+class _Stage:
+    """Runs sweeps one after another for one command, and tells a person or a program what came of them."""
+
+    runs: Path
+    as_json: bool
+    cards: int | None
+    threads: int | None
+    node: Node
+    again: list[str]
+
+    def note(self, text: str) -> None:
+        """Something to know."""
+        print(text, file=sys.stderr)
+
+    def run(self, asked: Sweep, edited: dict[str, Any] | None = None, *, tell: bool = True) -> Any:
+        """Run one to its end. Exits where it is interrupted, or nothing of it came to a result."""
+        from .running import cache_folder, run
+        from .tables import LiveShow
+
+        with LiveShow(asked, quiet=self.as_json) as show:
+            cache, machine = cache_folder(self.node), {"cards": self.cards, "threads": self.threads, "node": self.node}
+            outcome = run(asked, self.runs, cache, show, edited=edited or {}, **machine)
+        if tell or outcome.state != "complete":
+            self.tell(asked, outcome)
+        if outcome.state != "complete":
+            print(f"interrupted ({outcome.reason}); go on with: {shlex.join(self.again)}", file=sys.stderr)
+            raise typer.Exit(130)
+        if all(trial["state"] == "failed" for trial in outcome.summary["trials"]):
+            print(f"every trial failed; the first: {outcome.summary['trials'][0]['reason']}", file=sys.stderr)
+            print(f"its log: {self.runs / asked.name / 'trials' / '0' / 'log.txt'}", file=sys.stderr)
+            raise typer.Exit(1)
+        return outcome
+
+    def tell(self, asked: Sweep, outcome: Any) -> None:
+        """The trials and the summary."""
+        from rich.console import Console
+
+        from .tables import summary_panel
+
+        if self.as_json:
+            print(json.dumps(outcome.summary, ensure_ascii=False))
+            return
+        record = folders.record_of(self.runs / asked.name)
+        console = Console(width=None if sys.stdout.isatty() else 160)
+        console.print(_trials(asked, record))
+        console.print()
+        console.print(summary_panel(asked, record, outcome.summary))
+        console.print(f"\nreport: {self.runs / asked.name / 'report.html'}", highlight=False, soft_wrap=True)
+        console.print(f"compare in MLflow: rigsweep ui {asked.name}", highlight=False)
 
 
 def _trials(asked: Sweep, record: Any) -> Any:
@@ -176,7 +223,7 @@ def plan(
     on: On = None,
 ) -> None:
     """Print every derived number, the trials and the time they will take; train nothing."""
-    _plan(load(file, tuple(set_ or ())), as_json, runs, cards, threads, on)
+    _plan(load(file, tuple(set_ or ()), runs), as_json, runs, cards, threads, on)
 
 
 def _plan(asked: Sweep, as_json: bool, runs: Path, cards: int | None, threads: int | None, on: str | None) -> None:

@@ -27,11 +27,11 @@ def open_sweep(
     if resume and kept.is_file() and not Path(name_or_path).is_file():
         # The folder's own file: the one it came from may have gone, or be another by now.
         try:
-            asked = load(name_or_path, overrides)
+            asked = load(name_or_path, overrides, runs)
         except WrongInput:
             asked = check(files.read(kept, overrides), name_or_path)
     else:
-        asked = load(name_or_path, overrides)
+        asked = load(name_or_path, overrides, runs)
     if training:
         asked = base_alone(asked)
     folder = runs / asked.name
@@ -57,6 +57,14 @@ def open_sweep(
             f"begin beside it by `{command} --new`"
         )
     return asked, differing
+
+
+def go_on(asked: Sweep, runs: Path) -> Sweep:
+    """A sweep that goes on with its folder if that is its own. Raises `WrongInput`."""
+    folder = runs / asked.name
+    if _begun(folder) and (differing := changed(read_sweep(folder), asked)):
+        raise WrongInput(f"{folder} belongs to another sweep: its {next(iter(differing))} differs; remove the folder")
+    return asked
 
 
 def _begun(folder: Path) -> bool:

@@ -148,6 +148,7 @@ def comparison_view(sweep: Sweep, key: str) -> str:
     objective = sweep.settings.objective
     searched = [dimension.key for dimension in sweep.space.dimensions]
     numeric = [d.key for d in sweep.space.dimensions if d.kind != "choice" or _numbers(d.choices)]
+    drawn = sweep.training({}).PICTURES
     # MLflow's own charts of every metric follow in sections of theirs, which can be folded away.
     section = {"uuid": "rigsweep", "name": "Comparison", "display": True, "isReordered": True, "deleted": False}
     charts = [
@@ -155,6 +156,7 @@ def comparison_view(sweep: Sweep, key: str) -> str:
         _line("loss", "training loss over examples"),
         _line(objective.metric, f"{objective.metric} over FLOPs", over="flops"),
         _chart("BAR", "objective", metricKey="objective", displayName=f"final {objective.metric}"),
+        *(_chart("IMAGE", name, imageKeys=[name], step=_last(sweep), showRunParams=True) for name in drawn),
         # MLflow would add charts of what is there only to be an axis.
         *(_line(name, name) | {"deleted": True} for name in ("flops", "seconds")),
     ]
@@ -190,6 +192,15 @@ def comparison_view(sweep: Sweep, key: str) -> str:
     }
     view = {"name": f"Comparison of {sweep.name}", "createdAt": int(key), "updatedAt": int(key)}
     return json.dumps(view | {"state": json.dumps(state)})
+
+
+def _last(sweep: Sweep) -> int:
+    """The step of the last pictures of a trial, as far as its settings say it."""
+    training = sweep.training({})
+    if sweep.settings.from_ is not None:
+        return getattr(getattr(training, "quality", None), "samples", 0)
+    batch, budget = training.batch.examples, training.budget.examples
+    return 0 if budget is None else -(-int(budget) // batch) * batch
 
 
 def _chart(kind: str, name: str, **more: Any) -> dict[str, Any]:

@@ -334,6 +334,7 @@ def make_job(
         rungs_by=sweep.settings.early_stopping.by,
         recorded=tuple(trial.reports),
         initial=initial,
+        scoring=sweep.settings.from_ is not None,
         workers=workers,
         directory=str(Path.cwd()),
     )

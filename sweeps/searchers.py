@@ -161,6 +161,31 @@ class Grid(Listing):
         return [base, *others]
 
 
+class List(Listing):
+    """The configurations that the file itself lists."""
+
+    def refuse(self, space: Space) -> None:
+        """A configuration without some of the searched keys, or with others, or with values outside the search."""
+        listed = space.document.values.get("configurations") or []
+        if not listed:
+            raise space.document.wrong(("configurations",), "is empty; list the searched keys of each trial")
+        for i, told in enumerate(listed):
+            searched = {dimension.key: dimension for dimension in space.dimensions}
+            if told.keys() != searched.keys():
+                found = ", ".join(map(str, told)) or "nothing"
+                raise space.document.wrong(("configurations", i), f"give {', '.join(searched)}; found {found}")
+            for key, value in told.items():
+                if not searched[key].holds(value):
+                    allowed = searched[key].allowed()
+                    raise space.document.wrong(("configurations", i, key), f"allowed: {allowed}, found {value}")
+
+    def configurations(self, space: Space) -> list[Parameters]:
+        """The base, and those of the file that are others, in its order."""
+        base = space.base_parameters()
+        found = [space.active(told) for told in space.document.values["configurations"]]
+        return [base, *(told for told in found if not _same(space, told, base))]
+
+
 class Ablation(Listing):
     """The base, and each listed value of each key alone, in the order of the file; every trial to its end."""
 
@@ -209,6 +234,7 @@ SEARCHERS: Mapping[str, Searcher] = {
     "cmaes": Cmaes(),
     "qmc": Qmc(),
     "ablation": Ablation(),
+    "list": List(),
 }
 
 

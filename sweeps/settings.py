@@ -81,16 +81,30 @@ CardsPerTrial = Annotated[
 ]
 
 
+class Confirm(BaseModel, frozen=True, extra="forbid"):
+    """A second look at the best configurations, by more samples, from other noise."""
+
+    best: Annotated[int, Field(ge=2)] = 3
+    samples: PositiveInt
+    """Of each of them."""
+
+
 class SweepSettings(BaseModel, frozen=True, extra="forbid"):
     """A sweep file; without `search` it is a training file."""
 
     question: str = ""
+    from_: Annotated[str | None, Field(alias="from")] = None
+    """A run, or a training file that is trained once: its samples are scored, and only `sampling` is searched."""
+    confirm: Confirm | None = None
     trainable: str
+    """That of `from`, where that is given."""
     base: dict[str, Any]
     search: dict[str, Any] = {}
     objective: Objective = Objective()
     searcher: str = "tpe"
     """One of `SEARCHERS`."""
+    configurations: list[dict[str, Any]] = []
+    """For the searcher `list`: the searched keys of each trial."""
     start_from: Names = []
     """Earlier sweeps, by name or folder, whose finished trials the searcher is told first."""
     trials: PositiveInt = 16

@@ -14,6 +14,7 @@ from ..trainables import registry
 from ..trainables.settings import Training
 from . import files
 from .files import Document, WrongInput
+from .scoring import scoring
 from .searchers import settled
 from .settings import SweepSettings
 from .space import Parameters, Space, flatten
@@ -83,7 +84,7 @@ class Sweep:
 
     def resolved(self) -> str:
         """The sweep as a file, with every default filled in."""
-        values: dict[str, Any] = self.settings.model_dump(mode="json")
+        values: dict[str, Any] = self.settings.model_dump(mode="json", by_alias=True)
         training = self.training({})
         base = _stated(training, training.model_dump(mode="json"))
         for key, expression in self.space.derived.items():
@@ -109,10 +110,18 @@ class Sweep:
         )
 
 
-def load(name_or_path: str, overrides: tuple[str, ...] = ()) -> Sweep:
-    """Read a sweep or training file by path, or a ready sweep by name. Raises `WrongInput`."""
+def load(name_or_path: str, overrides: tuple[str, ...] = (), runs: Path = Path("runs")) -> Sweep:
+    """Read a sweep or training file by path, or a ready sweep by name. Raises `WrongInput`.
+
+    `runs` is where the run that a file is `from` is looked for.
+    """
     path = find(name_or_path)
-    return check(files.read(path, overrides), path.stem)
+    document = files.read(path, overrides)
+    if document.values.get("from") is not None and "trainable" not in document.values:
+        from . import source  # which loads the training file that a sweep may be from
+
+        source.fill(document, runs)
+    return check(document, path.stem)
 
 
 def find(name_or_path: str) -> Path:
@@ -135,22 +144,10 @@ def check(document: Document, name: str) -> Sweep:
     if settings.trainable not in known:
         near = nearest(settings.trainable, known)
         raise document.wrong(("trainable",), f"allowed: {', '.join(known)}, found {settings.trainable}{near}")
-    model = registry.settings_class(settings.trainable)
-    goals = model.METRICS
-    objective = settings.objective
-    if objective.metric not in goals:
-        near = nearest(objective.metric, list(goals))
-        raise document.wrong(("objective", "metric"), f"allowed: {', '.join(goals)}, found {objective.metric}{near}")
-    if objective.goal is None:
-        objective = objective.model_copy(update={"goal": goals[objective.metric]})
-        settings = settings.model_copy(update={"objective": objective})
-    elif objective.goal != goals[objective.metric]:
-        raise document.wrong(
-            ("objective", "goal"),
-            f"{objective.metric} is to {goals[objective.metric]}, found {objective.goal}; "
-            f"write goal: {goals[objective.metric]}",
-        )
-    space = read_space(document, model)
+    space = read_space(document, registry.settings_class(settings.trainable))
+    if settings.from_ is not None:
+        settings = scoring(document, settings, space)
+    settings = _with_goal(document, settings, space)
     settings = settled(document, settings, space)
     _check_within(document, settings, space)
     sweep = Sweep(name, settings, space, document)
@@ -160,6 +157,25 @@ def check(document: Document, name: str) -> Sweep:
             f"allowed: less than 100%, found {sweep.grace:.0%} (the grace, or the largest warm-up that is searched)",
         )
     return sweep
+
+
+def _with_goal(document: Document, settings: SweepSettings, space: Space) -> SweepSettings:
+    """The settings with the objective's whole name and its goal. Raises `WrongInput`."""
+    goals, objective = space.assemble({}).metrics(), settings.objective
+    # The names of some say by how many samples: validation/kid is enough to say.
+    whole = [name for name in goals if name == objective.metric or name.startswith(f"{objective.metric}_")]
+    if objective.metric not in goals and len(whole) == 1:
+        objective = objective.model_copy(update={"metric": whole[0]})
+    if objective.metric not in goals:
+        near = nearest(objective.metric, list(goals))
+        raise document.wrong(("objective", "metric"), f"allowed: {', '.join(goals)}, found {objective.metric}{near}")
+    goal = goals[objective.metric]
+    if objective.goal not in (None, goal):
+        raise document.wrong(
+            ("objective", "goal"),
+            f"{objective.metric} is to {goal}, found {objective.goal}; write goal: {goal}",
+        )
+    return settings.model_copy(update={"objective": objective.model_copy(update={"goal": goal})})
 
 
 def _check_within(document: Document, settings: SweepSettings, space: Space) -> None:

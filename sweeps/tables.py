@@ -208,9 +208,65 @@ def summary_panel(sweep: Sweep, record: Record, told: Mapping[str, Any]) -> Rend
     if told["utilisation"]:
         facts.add_row("cards", _busy(told["utilisation"]))
     lines.append(facts)
+    if found := told.get("sampling"):
+        lines += [Text(), optimum_table(sweep, found)]
     if is_ablation(sweep) and (changes := compare(sweep, record)):
         lines += [Text(), ablation_table(sweep, changes)]
     return Group(*lines)
+
+
+def optimum_table(sweep: Sweep, found: Mapping[str, Any]) -> RenderableType:
+    """What a sweep that only samples has found, and its curve: one row a configuration."""
+    keys = [dimension.key for dimension in sweep.space.dimensions]
+    points = {str(point["parameters"]): point for point in found["confirmation"]}
+    ties = [str(tie["parameters"]) for tie in found["ties"]]
+    others = [name for name in found["best"]["metrics"] if _scored(name) not in (_scored(found["metric"]), "loss")]
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for key in keys:
+        table.add_column(short(key, keys), justify="right")
+    columns = [_scored(found["metric"]), "95%", *(["confirmed", "95%"] if points else []), *map(_scored, others)]
+    for column in columns:
+        table.add_column(column, justify="right")
+    table.add_column("")
+    for point in found["curve"]:
+        named = str(point["parameters"])
+        again = points.get(named)
+        best = named == str(found["best"]["parameters"])
+        cells = [*(number(point["parameters"].get(key)) for key in keys), *_with_interval(point)]
+        if points:
+            cells += _with_interval(again) if again else ["", ""]
+        metrics = {_scored(name): value for name, value in point["metrics"].items()}
+        cells += [number(metrics[_scored(name)]) if _scored(name) in metrics else "" for name in others]
+        style = "bold green" if best else ""
+        table.add_row(*cells, "best" if best else "tie" if named in ties else "", style=style)
+    return Group(Text(told_of_optimum(found)), Text(), table)
+
+
+def told_of_optimum(found: Mapping[str, Any]) -> str:
+    """What a sweep that only samples has found, in one or two sentences."""
+    best = found["best"]
+    how = f"confirmed by {found['samples']:,} samples" if found["confirmed"] else f"by {found['samples']:,} samples"
+    words = []
+    for key, value in best["parameters"].items():
+        interval = found["intervals"].get(key)
+        lies = f" (95%: {number(interval[0])} to {number(interval[1])})" if interval else ""
+        words.append(f"{key} {number(value)}{lies}")
+    told = f"best: {', '.join(words)}, {how}"
+    if ties := found["ties"]:
+        each = ["/".join(number(value) for value in tie["parameters"].values()) for tie in ties]
+        told += f"; not to be told from it: {', '.join(each)}"
+    ends = [key for key, inside in found["interior"].items() if inside is False]
+    return told + "".join(f"; {key} is at the end of what was searched" for key in ends)
+
+
+def _with_interval(point: Mapping[str, Any]) -> list[str]:
+    lies = "" if point["low"] is None else f"{number(point['low'])} to {number(point['high'])}"
+    return [number(point["value"]), lies]
+
+
+def _scored(metric: str) -> str:
+    """A metric's short name: of `validation/kid_pca-64_1000`, `kid`."""
+    return metric.rpartition("/")[2].partition("_")[0]
 
 
 def energy_and_cost(told: Mapping[str, Any]) -> str:

@@ -30,7 +30,19 @@ from .mlflow_pages import (
     text,
     title,
 )
-from .mlflow_store import STATUS, State, Status, Store, find_run, log, origin_tags, run_ids, runs_of, set_status
+from .mlflow_store import (
+    STATUS,
+    State,
+    Status,
+    Store,
+    find_run,
+    log,
+    log_picture,
+    origin_tags,
+    run_ids,
+    runs_of,
+    set_status,
+)
 from .money import Rates
 from .space import flatten
 from .sweep import Sweep
@@ -260,7 +272,11 @@ class Tracker:
                 if amount is not None:
                     metrics.append(Metric(name, amount, _ms(shown.changed), trial.examples))
         for sample in look.samples:
-            client.log_artifact(run_id, str(folder.path / "samples" / sample), "samples")
+            path = folder.path / "samples" / sample
+            if path.suffix == ".png":
+                log_picture(client, run_id, path)
+            else:
+                client.log_artifact(run_id, str(path), "samples")
         # Once: MLflow refuses to change them, and a later version might write a value differently.
         values = {} if shown.parameters else self._parameters(trial)
         params = [Param(key, text(value)[:_VALUE]) for key, value in values.items()]
@@ -347,6 +363,8 @@ class Tracker:
             "rigsweep.card": ", ".join(trial.cards),
             "mlflow.note.content": describe_trial(trial, folder.newest_sample(look)),
         }
+        if any(name.endswith(".png") for name in (*folder.samples, *look.samples)):
+            tags["mlflow.loggedImages"] = "True"
         return {key: value[:_TAG] for key, value in tags.items()}
 
     def _definition(self) -> Sweep:

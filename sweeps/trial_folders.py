@@ -1,7 +1,7 @@
 """Reading what a training leaves in its trial's folder, on from where the last look ended.
 
-`metrics.jsonl` has a row a report; `samples/<examples>-<name>.txt` what the model made. Another process writes
-both while they are read (`trainables/door.py`).
+`metrics.jsonl` has a row a report; `samples/<examples>-<name>.txt` (or `.png`) what the model made. Another process
+writes both while they are read (`trainables/door.py`).
 """
 
 import json
@@ -87,8 +87,8 @@ class TrialFolder:
         self.samples += look.samples
 
     def newest_sample(self, look: Look) -> Path | None:
-        """The sample after the most examples, if it is still there."""
-        names = [*self.samples, *look.samples]
+        """The text after the most examples, if it is still there."""
+        names = [name for name in (*self.samples, *look.samples) if name.endswith(".txt")]
         path = self.path / "samples" / max(names) if names else None
         return path if path and path.exists() else None
 

@@ -61,6 +61,10 @@ def write_files(sweep: Sweep, folder: Path, record: Record) -> dict[str, Any]:
 def told_of(sweep: Sweep, folder: Path, record: Record, *, running: bool) -> dict[str, Any]:
     """The summary. A process that was killed could not say that it ended."""
     told = summary.summarise(sweep, record, run_ids(folder))
+    if sweep.settings.from_ is not None:
+        from .optimum import optimum
+
+        told["sampling"] = optimum(sweep, record, folder)
     if not running and told["state"] == "running":
         told["state"] = "interrupted"
     return told

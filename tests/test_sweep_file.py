@@ -121,7 +121,7 @@ warmup: 2% -> warmup: .inf
 warmup: 2% -> warmup: 1e999
     6: base.schedule.warmup: a finite number is expected, found 1e999
 gpt -> gtp
-    1: trainable: allowed: gpt, points, surface, found gtp; did you mean gpt?
+    1: trainable: allowed: gpt, points, surface, unet, found gtp; did you mean gpt?
 warmup: 2% -> decay: cosin
     6: base.schedule.decay: allowed: cosine, constant, linear, found cosin; did you mean
 search: -> searcher: tpee\nsearch:

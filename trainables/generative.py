@@ -2,7 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from .settings import Share, Training
 
 
 class PathSettings(BaseModel, frozen=True, extra="forbid"):
@@ -33,3 +35,36 @@ class Sampling(BaseModel, frozen=True, extra="forbid"):
     """Steps from noise to data; Heun and midpoint call the network twice a step. `adaptive` chooses its own."""
     tolerance: PositiveFloat = 1e-3
     """Relative and absolute error that `adaptive` allows in a step."""
+    shift: PositiveFloat = 1.0
+    """Above 1 the steps are shorter where there is more noise (Esser et al. 2024, equation 23)."""
+    seed: NonNegativeInt = 0
+    """Of the noise; the same in all trials, so that their samples compare."""
+
+
+class GuidedSampling(Sampling, frozen=True, extra="forbid"):
+    """How samples of a class are drawn."""
+
+    guidance: Annotated[float, Field(ge=0)] = 1.0
+    """The scale w of classifier-free guidance: 0 ignores the class, 1 takes the model as it is, more exaggerates."""
+    interval: tuple[Share, Share] = (0.0, 1.0)
+    """The times between which there is guidance (Kynkäänniemi et al. 2024); elsewhere the scale is 1."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "GuidedSampling":
+        if self.interval[0] >= self.interval[1]:
+            raise ValueError(f"interval: the first time is to be before the second, found {list(self.interval)}")
+        return self
+
+
+class GenerativeTraining(Training, frozen=True, extra="forbid"):
+    """Training a network to turn noise into data."""
+
+    path: PathSettings = PathSettings()
+    time: TimeDensity = TimeDensity()
+    sampling: Sampling = Sampling()
+
+    @model_validator(mode="after")
+    def _drawable(self) -> "GenerativeTraining":
+        if self.sampling.sampler == "ancestral" and self.path.kind != "ddpm":
+            raise ValueError(f"sampling.sampler ancestral is of path.kind ddpm, found {self.path.kind}")
+        return self

@@ -6,8 +6,7 @@ has the shape (rows, heads, tokens, head width).
 
 import functools
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +22,7 @@ from ..datasets.tokens import PreparedText, prepare
 from .cross_entropy import CHUNK_LOGITS, compute_dtype, cross_entropy
 from .gpt_settings import GPTModel, GPTTraining
 from .settings import Training
-from .task import Batch, Role, Samples
+from .task import Batch, Role, Samples, evaluating
 from .text_generation import Cache, generate
 from .workers import ALONE, Workers
 
@@ -242,18 +241,6 @@ def _shifted(rows: Tensor) -> dict[str, Tensor]:
     return {"tokens": rows[:, :-1].contiguous(), "targets": rows[:, 1:].contiguous()}
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """The model without dropout and gradients, afterwards in the mode it was in."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(training)
-
-
 @functools.lru_cache(maxsize=4)
 def _opened(data: TextData, cache: Path) -> PreparedText:
     # Once a process: a lane's next trial neither hashes the shards again nor looks at the corpus.
@@ -315,7 +302,7 @@ class GPTTask:
         total = torch.zeros((), device=device)
         mine = workers.share(len(self._validation_rows))
         at_once = max(1, EVALUATION_TOKENS // self.examples_per_row)
-        with _evaluating(model):
+        with evaluating(model):
             for start in range(mine.start, mine.stop, at_once):
                 rows = self._validation_rows[start : min(start + at_once, mine.stop)]
                 batch = {name: value.to(device) for name, value in _shifted(rows).items()}
@@ -334,7 +321,7 @@ class GPTTask:
         assert isinstance(model, GPT), "samples are drawn from the bare model: compile it in place"
         sampling, vocabulary = self.training.sampling, self.text.vocabulary
         prompt = [int(token) for token in vocabulary.encode([sampling.prompt])[0]] or self._beginning()
-        with _evaluating(model):
+        with evaluating(model):
             continuation = generate(
                 model,
                 prompt,

@@ -38,7 +38,7 @@ def train(task: Task, job: Job, door: Door, workers: Workers = ALONE) -> Ending:
     """
     training = job.settings()
     derived = derive(task, training, job, workers=workers.size)
-    device = _set_up(job)
+    device = set_up(job)
     model = task.build().to(device)
     averages = Averages(model, training)
     optimizer = build_optimizer(model, task.role, training.optimizer)
@@ -152,7 +152,8 @@ class _Clock:
         return self.before + time.monotonic() - self._since
 
 
-def _set_up(job: Job) -> torch.device:
+def set_up(job: Job) -> torch.device:
+    """The job's device, and what PyTorch is to know of it."""
     # One folder for all trials: the second of a shape finds what the first compiled.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(job.cache) / "inductor")
     torch.set_float32_matmul_precision("high")  # TF32 for what is not under autocast

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from .generative import PathSettings, TimeDensity
 
@@ -64,6 +65,10 @@ class Path(ABC):
         at = self._at(t, x_1)
         velocity = at.alpha_slope * x_1 + at.sigma_slope * x_0
         return PathSample(at.alpha * x_1 + at.sigma * x_0, t, x_0 if self.predicts == "noise" else velocity)
+
+    def loss(self, output: Tensor, at: PathSample) -> Tensor:
+        """The mean square of what the network's output is off the target by."""
+        return functional.mse_loss(output, at.target)
 
     def read(self, output: Tensor, x_t: Tensor, t: Tensor) -> Prediction:
         """Velocity, noise and data, from the network's output at x_t (n, …) and t (n,)."""

@@ -12,21 +12,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..datasets.points import modes, points
-from . import point_quality
+from . import pictures, point_quality
 from .draws import normals, uniforms
 from .paths import path_of
 from .points_settings import PointsModel, PointsTraining
-from .samplers import draw
+from .samplers import Velocity, calls_of, draw
 from .settings import Training
-from .task import Batch, Role, Samples
+from .task import Batch, Role, Samples, Score
 from .workers import ALONE, Workers
 
 _NOISE, _TIME, _SAMPLES, _CHAIN = range(4)
 """Streams of random draws."""
 _HELD_OUT = 2**32 - 1
 """The seed of the validation points: the same for all trials."""
-_DRAWN = 2000
-"""Samples that are scored."""
+_DRAWN, _WAYS = 2000, 200
+"""Samples that are scored; of which a picture shows the ways from noise to data."""
 
 
 class PointsNetwork(nn.Module):
@@ -92,35 +92,54 @@ class PointsTask:
             loss = self._loss(model, {name: value.to(device) for name, value in batch.items()}, _HELD_OUT)["loss"]
             loss = workers.sum({"loss": loss * len(mine) / amount})["loss"].item()
             samples = self.samples(model, device)
-        real = self._data(_HELD_OUT - 1).to(device)
+        return {"validation/loss": loss, **self._scores(samples)}
+
+    def score(self, model: nn.Module, device: torch.device) -> Score:
+        """How near 2,000 samples are to as many points of the data."""
+        calls = calls_of(self.training.sampling, self.path) or 0
+        flops = _DRAWN * calls * self.flops_formula_per_example() / 3
+        return Score(self._scores(self.samples(model, device)), _DRAWN, flops)
+
+    def _scores(self, samples: Tensor) -> dict[str, float]:
+        real = self._data(_HELD_OUT - 1).to(samples.device)
         metrics = {
-            "validation/loss": loss,
             "validation/energy_distance": point_quality.energy_distance(samples, real),
             "validation/sliced_wasserstein": point_quality.sliced_wasserstein(samples, real),
         }
         if (centres := modes(self.training.data.kind)) is not None:
-            counts = point_quality.counts_per_mode(samples, torch.from_numpy(centres).to(device))
+            counts = point_quality.counts_per_mode(samples, torch.from_numpy(centres).to(samples.device))
             metrics["validation/near_a_mode"] = float(counts.sum() / len(samples))
             metrics["validation/evenness"] = point_quality.evenness(counts)
         return metrics
 
     @torch.no_grad()
-    def samples(self, model: nn.Module, device: torch.device, amount: int = _DRAWN) -> Tensor:
+    def samples(self, model: Velocity, device: torch.device, amount: int = _DRAWN) -> Tensor:
         """Float32 (amount, 2) drawn from noise that never changes."""
-        rows = torch.arange(amount, device=device)
-        start = normals(_HELD_OUT, _SAMPLES, rows, 2)
+        rows, seed = torch.arange(amount, device=device), _HELD_OUT - self.training.sampling.seed
+        start = normals(seed, _SAMPLES, rows, 2)
         with torch.autocast(device.type, enabled=False):  # a solver adds many small steps
             return draw(
                 model,
                 self.path,
                 self.training.sampling,
                 start,
-                lambda step: normals(_HELD_OUT, _CHAIN + step, rows, 2),
+                lambda step: normals(seed, _CHAIN + step, rows, 2),
             )
 
     def sample(self, model: nn.Module, device: torch.device, workers: Workers = ALONE) -> Samples:
-        """Nothing yet: the metrics say how near the samples are."""
-        return Samples()
+        """Samples beside the data, and the ways of some of them from noise to data."""
+        if not workers.first:
+            return Samples()
+        ways: list[Tensor] = []
+
+        def watched(x_t: Tensor, t: Tensor) -> Tensor:
+            ways.append(x_t[:_WAYS])
+            return model(x_t, t)
+
+        samples = self.samples(watched, device)
+        ways.append(samples[:_WAYS])
+        panels = {"data": self._data(_HELD_OUT - 1).numpy(), "samples": samples.cpu().numpy()}
+        return Samples(images={"points": pictures.points(panels, torch.stack(ways).cpu().numpy())})
 
     def chance_loss(self) -> None:
         """There is no such figure."""
@@ -149,7 +168,7 @@ class PointsTask:
         x_1, row = batch["x_1"], batch["row"]
         t = self.path.times(uniforms(seed, _TIME, row, 1)[:, 0], self.training.time)
         at = self.path.mix(normals(seed, _NOISE, row, 2), x_1, t)
-        return {"loss": functional.mse_loss(model(at.x_t, at.t), at.target)}
+        return {"loss": self.path.loss(model(at.x_t, at.t), at)}
 
     def _data(self, seed: int) -> Tensor:
         return torch.from_numpy(points(self.training.data.kind, seed, np.arange(_DRAWN)))

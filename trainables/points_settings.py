@@ -2,11 +2,10 @@
 
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, PositiveInt, model_validator
+from pydantic import BaseModel, PositiveInt
 
 from ..datasets.settings import PointsData
-from .generative import PathSettings, Sampling, TimeDensity
-from .settings import Training
+from .generative import GenerativeTraining
 
 
 class PointsModel(BaseModel, frozen=True, extra="forbid"):
@@ -17,9 +16,10 @@ class PointsModel(BaseModel, frozen=True, extra="forbid"):
     """Hidden layers, each with a SiLU."""
 
 
-class PointsTraining(Training, frozen=True, extra="forbid"):
+class PointsTraining(GenerativeTraining, frozen=True, extra="forbid"):
     """Flow matching, or diffusion, of points in the plane."""
 
+    PICTURES: ClassVar[tuple[str, ...]] = ("points",)
     METRICS: ClassVar[dict[str, Literal["minimize", "maximize"]]] = {
         "validation/loss": "minimize",
         "validation/energy_distance": "minimize",
@@ -31,15 +31,10 @@ class PointsTraining(Training, frozen=True, extra="forbid"):
 
     data: PointsData = PointsData()
     model: PointsModel = PointsModel()
-    path: PathSettings = PathSettings()
-    time: TimeDensity = TimeDensity()
-    sampling: Sampling = Sampling()
 
-    @model_validator(mode="after")
-    def _drawable(self) -> "PointsTraining":
-        if self.sampling.sampler == "ancestral" and self.path.kind != "ddpm":
-            raise ValueError(f"sampling.sampler ancestral is of path.kind ddpm, found {self.path.kind}")
-        return self
+    def scored_by(self) -> str | None:
+        """How far samples are from data, whatever the data is."""
+        return "validation/energy_distance"
 
 
 SETTINGS = PointsTraining

@@ -80,11 +80,17 @@ def memory(name: str, job: "Job") -> dict[str, Any] | None:
 
 
 def load(name: str) -> "Callable[[Job, Door], Ending]":
-    """What trains a job of this trainable: the one loop, or the trainable's own `train`."""
+    """What runs a job of this trainable: the one loop, scoring what it trained, or the trainable's own `train`."""
     module = importlib.import_module(f".{name}", __package__)
     if not hasattr(module, "TASK"):
         return module.train
 
-    from .ladder import train
+    def run(job: "Job", door: "Door") -> "Ending":
+        from .ladder import train
+        from .scoring import score
 
-    return lambda job, door: train(lambda training: module.TASK(training, Path(job.cache)), job, door)
+        if job.scoring:
+            return score(module.TASK(job.settings(), Path(job.cache)), job, door)
+        return train(lambda training: module.TASK(training, Path(job.cache)), job, door)
+
+    return run

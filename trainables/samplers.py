@@ -110,7 +110,7 @@ def draw(
         return predict(x_t, t).velocity
 
     kind = own_sampler(path) if sampling.sampler == "auto" else sampling.sampler
-    times = torch.linspace(0, 1, sampling.steps + 1, dtype=torch.float64).tolist()
+    times = time_grid(sampling)
     if kind == "ddim":
         return ddim(predict, path, x, times)
     if kind == "ancestral":
@@ -121,24 +121,44 @@ def draw(
     return {"euler": euler, "heun": heun, "midpoint": midpoint}[kind](velocity, x, times)
 
 
+def time_grid(sampling: Sampling) -> list[float]:
+    """From 0 to 1, all ends of steps; t = u / (u + shift·(1 − u)) of even u."""
+    even = torch.linspace(0, 1, sampling.steps + 1, dtype=torch.float64)
+    return (even / (even + sampling.shift * (1 - even))).tolist()
+
+
 def own_sampler(path: Path) -> str:
     """The sampler that belongs to a path."""
     return "ancestral" if path.predicts == "noise" else "euler"
 
 
-def guided(network: Callable[[Tensor, Tensor, Tensor], Tensor], label: Tensor, null: int, scale: float) -> Velocity:
+def calls_of(sampling: Sampling, path: Path) -> int | None:
+    """Network calls from noise to data; None of `adaptive`, which chooses its own steps."""
+    kind = own_sampler(path) if sampling.sampler == "auto" else sampling.sampler
+    return None if kind == "adaptive" else sampling.steps * CALLS_PER_STEP[kind]
+
+
+def guided(
+    network: Callable[[Tensor, Tensor, Tensor], Tensor],
+    label: Tensor,
+    null: int,
+    scale: float,
+    interval: tuple[float, float] = (0.0, 1.0),
+) -> Velocity:
     """Classifier-free guidance (Ho and Salimans 2022): v = v_null + scale·(v_label − v_null), in one call of 2n rows.
 
     At scale 1 (the plain conditional) and 0 (without label) half of the call would be thrown away, and is left out.
+    Outside the interval of times the scale is 1; all rows of a call are at one time.
     """
 
     def velocity(x: Tensor, t: Tensor) -> Tensor:
+        now = scale if interval == (0, 1) or interval[0] <= float(t[0]) <= interval[1] else 1
         without = torch.full_like(label, null)
-        if scale in (0, 1):
-            return network(x, t, label if scale == 1 else without)
+        if now in (0, 1):
+            return network(x, t, label if now == 1 else without)
         both = network(torch.cat((x, x)), torch.cat((t, t)), torch.cat((label, without)))
         conditional, unconditional = both.chunk(2)
-        return unconditional + scale * (conditional - unconditional)
+        return unconditional + now * (conditional - unconditional)
 
     return velocity
 

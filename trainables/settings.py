@@ -90,6 +90,8 @@ class Checkpoints(BaseModel, frozen=True, extra="forbid"):
 class Training(BaseModel, frozen=True, extra="forbid"):
     """One training, whatever is trained: a trial is one of these."""
 
+    PICTURES: ClassVar[tuple[str, ...]] = ()
+    """Names of the pictures that every evaluation draws."""
     METRICS: ClassVar[dict[str, Literal["minimize", "maximize"]]] = {"validation/loss": "minimize"}
     """What every evaluation reports and a sweep may optimise, with its goal."""
     UNITS: ClassVar[dict[str, str]] = {"examples": "examples"}
@@ -128,6 +130,14 @@ class Training(BaseModel, frozen=True, extra="forbid"):
         if isinstance(value, tuple) and (not value or len({label(length) for length in value}) < len(value)):
             raise ValueError("allowed: different lengths, at least one")
         return value
+
+    def metrics(self) -> dict[str, Literal["minimize", "maximize"]]:
+        """What an evaluation tells, and what is asked of each."""
+        return dict(self.METRICS)
+
+    def scored_by(self) -> str | None:
+        """The metric by which samples are judged where nothing is trained; None where nothing scores them."""
+        return None
 
     @property
     def lengths(self) -> tuple[Length, ...]:

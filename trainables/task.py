@@ -1,6 +1,7 @@
 """What the loop asks of a trainable."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -28,6 +29,18 @@ class Samples:
     """What a model of images drew, uint8 (n, height, width, channels): the health rules look at it."""
     real: Any = None
     """As many images of the data, beside which they are judged."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How good a model's samples are."""
+
+    metrics: Mapping[str, float]
+    samples: int
+    flops: float = 0.0
+    """Spent on drawing them, as far as they are known."""
+    resamples: Any = None
+    """The metric they are judged by, of resampled samples, float (draws,); draw r is of the same rows in all trials."""
 
 
 class Task(Protocol):
@@ -86,3 +99,15 @@ class Task(Protocol):
     def flops_formula_per_example(self) -> float:
         """Training FLOPs of one example by the published formula: the cross-check of the traced count."""
         ...
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model without dropout and gradients, afterwards in the mode it was in."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)

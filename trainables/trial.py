@@ -49,6 +49,8 @@ class Job:
     """Examples of the evaluations that whoever follows the trial already knows."""
     initial: str | None = None
     """A checkpoint folder to start the weights from."""
+    scoring: bool = False
+    """Train nothing: draw from the weights of `initial` and score what is drawn."""
     workers: int = 1
     """How many are asked for to train it together; the lane knows how many there are."""
     directory: str | None = None

@@ -129,9 +129,9 @@ class UNet(nn.Module):
     9.4 and 13.5 million parameters at base 128, 160 and 192.
 
     With `classes`, the embedding of a row's class is added to that of its time; the label `classes` means none, for
-    classifier-free guidance (Ho and Salimans 2022), and so does leaving labels out. `recompute` drops what the blocks
-    hold for the backward pass and computes it again there. The weights are a function of `seed` alone, the same on
-    every device; untrained, it predicts zero.
+    classifier-free guidance (Ho and Salimans 2022), and so does leaving labels out. For every channel `outputs` are
+    predicted. `recompute` drops what the blocks hold for the backward pass and computes it again there. The weights
+    are a function of `seed` alone, the same on every device; untrained, it predicts zero.
     """
 
     def __init__(
@@ -141,11 +141,13 @@ class UNet(nn.Module):
         size: int,
         classes: int | None = None,
         *,
+        outputs: int = 1,
         seed: int = 0,
         recompute: bool = False,
     ) -> None:
         super().__init__()
         self.settings, self.channels, self.size, self.recompute = settings, channels, size, recompute
+        self.outputs = outputs
         base, dropout, blocks = settings.base, settings.dropout, _LEVELS * settings.blocks
         begins = range(settings.blocks, blocks, settings.blocks)  # the blocks with which the next level begins
         self.time = nn.Sequential(Linear(_FREQUENCIES, base), nn.SiLU(), Linear(base, base))
@@ -160,7 +162,7 @@ class UNet(nn.Module):
             Block(base, dropout, Double(base, base) if number in begins else None, skip=True)
             for number in range(blocks)
         )
-        self.norm, self.head = Norm(base), Conv(base, channels)
+        self.norm, self.head = Norm(base), Conv(base, outputs * channels)
         self.initialise(torch.Generator("cpu").manual_seed(seed))
 
     @torch.no_grad()
@@ -182,7 +184,7 @@ class UNet(nn.Module):
             parameter.copy_(drawn)
 
     def forward(self, x_t: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
-        """What the path predicts at x_t [n, channels, size, size], of its shape and type.
+        """What the path predicts at x_t [n, channels, size, size], of its shape (times `outputs` channels) and type.
 
         Times t [n] are within [0, 1], labels [n] are int64 within [0, classes].
         """
@@ -227,7 +229,7 @@ class UNet(nn.Module):
         down, up = 18 * base**2, (18 + 9 + 2) * base**2
         ways = blocks * (down + up) * (full + half + quarter) + down * quarter
         resizes = 9 * base**2 * (half + quarter + full + half)
-        ends = 2 * 9 * self.channels * base * full
+        ends = (1 + self.outputs) * 9 * self.channels * base * full
         time = base * (_FREQUENCIES + base) + (2 * _LEVELS * blocks + 1) * 2 * base**2
         attention = (4 * base + 2 * quarter) * base * quarter if self.settings.attention else 0
         return 3 * 2 * (ways + resizes + ends + time + attention)

@@ -88,12 +88,12 @@ def test_flops_are_those_of_the_formula() -> None:
     assert training_flops_per_example(points_task) == pytest.approx(points_task.flops_formula_per_example(), rel=0.02)
 
 
-def test_the_ancestral_sampler_is_of_ddpm_alone() -> None:
-    with pytest.raises(ValueError, match=r"is of path\.kind ddpm, found straight"):
+def test_the_ancestral_sampler_is_of_chains_alone() -> None:
+    with pytest.raises(ValueError, match=r"is of path\.kind ddpm and nonequilibrium, found straight"):
         task(sampling={"sampler": "ancestral"})
 
 
-@pytest.mark.parametrize("kind", ["straight", "variance-preserving", "ddpm"])
+@pytest.mark.parametrize("kind", ["straight", "variance-preserving", "ddpm", "nonequilibrium"])
 def test_it_learns(kind: str) -> None:
     """Two seconds of training bring samples nearer to the data than noise is."""
     points_task = task(path={"kind": kind}, sampling={"steps": 50})

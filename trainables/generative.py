@@ -6,17 +6,28 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveIn
 
 from .settings import Share, Training
 
+CHAINS = ("ddpm", "nonequilibrium")
+"""Paths on which noise comes in steps."""
+
 
 class PathSettings(BaseModel, frozen=True, extra="forbid"):
     """How noise and data are mixed at time t, and what the network predicts; see `paths.py`."""
 
-    kind: Literal["straight", "optimal-transport", "variance-preserving", "ddpm"] = "straight"
+    kind: Literal["straight", "optimal-transport", "variance-preserving", "ddpm", "nonequilibrium"] = "straight"
     sigma_min: Annotated[float, Field(ge=0, lt=1)] = 1e-4
     """Noise that is left at t = 1 on the path of conditional optimal transport."""
+    steps: Annotated[int, Field(ge=25)] | None = None
+    """In which noise comes: of ddpm 1,000, and of nonequilibrium 40, where it is not given; other paths have none."""
+
+    @model_validator(mode="after")
+    def _of_a_chain(self) -> "PathSettings":
+        if self.steps is not None and self.kind not in CHAINS:
+            raise ValueError(f"steps are of {' and '.join(CHAINS)}; {self.kind} has none: leave it out")
+        return self
 
 
 class TimeDensity(BaseModel, frozen=True, extra="forbid"):
-    """The density from which training draws t; DDPM's steps are always uniform."""
+    """The density from which training draws t; the steps of a chain are always uniform."""
 
     kind: Literal["uniform", "logit-normal", "u-shaped"] = "uniform"
     mean: float = 0.0
@@ -30,9 +41,12 @@ class Sampling(BaseModel, frozen=True, extra="forbid"):
     """How samples are drawn from a trained model."""
 
     sampler: Literal["auto", "euler", "heun", "midpoint", "adaptive", "ddim", "ancestral"] = "auto"
-    """`auto` is the path's own: Euler along a velocity, DDPM's ancestral sampler where noise is predicted."""
+    """`auto` is the path's own: Euler along a velocity, the ancestral sampler of ddpm and nonequilibrium."""
     steps: PositiveInt = 100
-    """Steps from noise to data; Heun and midpoint call the network twice a step. `adaptive` chooses its own."""
+    """Steps from noise to data; Heun and midpoint call the network twice a step. `adaptive` chooses its own.
+
+    Of the ancestral sampler, no more than the path has.
+    """
     tolerance: PositiveFloat = 1e-3
     """Relative and absolute error that `adaptive` allows in a step."""
     shift: PositiveFloat = 1.0
@@ -65,6 +79,7 @@ class GenerativeTraining(Training, frozen=True, extra="forbid"):
 
     @model_validator(mode="after")
     def _drawable(self) -> "GenerativeTraining":
-        if self.sampling.sampler == "ancestral" and self.path.kind != "ddpm":
-            raise ValueError(f"sampling.sampler ancestral is of path.kind ddpm, found {self.path.kind}")
+        if self.sampling.sampler == "ancestral" and self.path.kind not in CHAINS:
+            told = f"{' and '.join(CHAINS)}, found {self.path.kind}"
+            raise ValueError(f"sampling.sampler ancestral is of path.kind {told}")
         return self

@@ -30,11 +30,11 @@ _DRAWN, _WAYS = 2000, 200
 
 
 class PointsNetwork(nn.Module):
-    """Dense layers with SiLU: (x_t (n, 2), t (n,)) to what the path predicts (n, 2)."""
+    """Dense layers with SiLU: (x_t (n, 2), t (n,)) to what the path predicts (n, 2·outputs)."""
 
-    def __init__(self, settings: PointsModel, seed: int = 0) -> None:
+    def __init__(self, settings: PointsModel, seed: int = 0, outputs: int = 1) -> None:
         super().__init__()
-        widths = [3, *[settings.width] * settings.layers, 2]
+        widths = [3, *[settings.width] * settings.layers, 2 * outputs]
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
         generator = torch.Generator("cpu").manual_seed(seed)
         with torch.no_grad():
@@ -73,7 +73,7 @@ class PointsTask:
 
     def build(self) -> PointsNetwork:
         """A network with the weights of the training's seed, on the current default device."""
-        return PointsNetwork(self.training.model, self.training.seed)
+        return PointsNetwork(self.training.model, self.training.seed, self.path.outputs)
 
     def batch(self, first_row: int, rows: int) -> Batch:
         """{"x_1": points, float32 [rows, 2]; "row": their place in the global order, int64 [rows]}."""
@@ -156,7 +156,7 @@ class PointsTask:
     def flops_formula_per_example(self) -> float:
         """Six for each weight: two forward and four back."""
         model = self.training.model
-        return 6 * (3 * model.width + (model.layers - 1) * model.width**2 + 2 * model.width)
+        return 6 * (3 * model.width + (model.layers - 1) * model.width**2 + 2 * self.path.outputs * model.width)
 
     def _batch(self, seed: int, rows: np.ndarray) -> Batch:
         return {

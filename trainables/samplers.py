@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .generative import Sampling
-from .paths import Path, Prediction
+from .paths import Chain, Path, Prediction
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
 Predict = Callable[[Tensor, Tensor], Prediction]
@@ -77,21 +77,18 @@ def ddim(predict: Predict, path: Path, x: Tensor, times: Sequence[float]) -> Ten
 
 
 def ancestral(
-    predict: Predict, path: Path, x: Tensor, times: Sequence[float], noise: Callable[[int], Tensor]
+    network: Velocity, path: Chain, x: Tensor, times: Sequence[float], noise: Callable[[int], Tensor]
 ) -> Tensor:
-    """DDPM's own (Ho et al. 2020, algorithm 2, with the larger variance), over any grid of times.
+    """The chain back as it was learned (Ho et al. 2020, algorithm 2), over any grid of times.
 
     `noise(step)` is standard normal of x's shape; the last step takes none.
     """
     for step, (t, after) in enumerate(_steps(times)):
-        found = predict(x, _like(t, x))
-        if after >= 1:
-            return found.data
-        now, then = path.coefficients(torch.tensor(t)), path.coefficients(torch.tensor(after))
-        kept = (now.alpha / then.alpha).square()  # of the variance, over the step: 1 − beta
-        beta = float(1 - kept)
-        mean = (x - beta / now.sigma.to(x) * found.noise) / kept.sqrt().to(x)
-        x = mean + beta**0.5 * noise(step)
+        output = network(x, _like(t, x))
+        if after >= 1:  # nothing but data is left
+            return path.read(output, x, _like(t, x)).data
+        mean, deviation = path.reverse(output, x, t, after)
+        x = mean + deviation * noise(step)
     return x
 
 
@@ -109,33 +106,40 @@ def draw(
     def velocity(x_t: Tensor, t: Tensor) -> Tensor:
         return predict(x_t, t).velocity
 
-    kind = own_sampler(path) if sampling.sampler == "auto" else sampling.sampler
-    times = time_grid(sampling)
+    kind, times = kind_of(sampling, path), time_grid(sampling, path)
     if kind == "ddim":
         return ddim(predict, path, x, times)
     if kind == "ancestral":
-        assert noise is not None, "the ancestral sampler draws noise at every step"
-        return ancestral(predict, path, x, times, noise)
+        assert isinstance(path, Chain) and noise is not None, "it draws noise at every step of a chain"
+        return ancestral(network, path, x, times, noise)
     if kind == "adaptive":
         return adaptive(velocity, x, times, sampling.tolerance)
     return {"euler": euler, "heun": heun, "midpoint": midpoint}[kind](velocity, x, times)
 
 
-def time_grid(sampling: Sampling) -> list[float]:
+def time_grid(sampling: Sampling, path: Path) -> list[float]:
     """From 0 to 1, all ends of steps; t = u / (u + shift·(1 − u)) of even u."""
-    even = torch.linspace(0, 1, sampling.steps + 1, dtype=torch.float64)
+    even = torch.linspace(0, 1, _number_of_steps(sampling, path) + 1, dtype=torch.float64)
     return (even / (even + sampling.shift * (1 - even))).tolist()
 
 
-def own_sampler(path: Path) -> str:
-    """The sampler that belongs to a path."""
-    return "ancestral" if path.predicts == "noise" else "euler"
+def kind_of(sampling: Sampling, path: Path) -> str:
+    """The sampler that the settings name, or the path's own: back along the chain where it is one, else Euler's."""
+    own = "ancestral" if isinstance(path, Chain) else "euler"
+    return own if sampling.sampler == "auto" else sampling.sampler
 
 
 def calls_of(sampling: Sampling, path: Path) -> int | None:
     """Network calls from noise to data; None of `adaptive`, which chooses its own steps."""
-    kind = own_sampler(path) if sampling.sampler == "auto" else sampling.sampler
-    return None if kind == "adaptive" else sampling.steps * CALLS_PER_STEP[kind]
+    kind = kind_of(sampling, path)
+    return None if kind == "adaptive" else _number_of_steps(sampling, path) * CALLS_PER_STEP[kind]
+
+
+def _number_of_steps(sampling: Sampling, path: Path) -> int:
+    """Those asked for; of a chain that goes back as it was learned, no more than it has."""
+    if isinstance(path, Chain) and kind_of(sampling, path) == "ancestral":
+        return min(sampling.steps, path.steps)
+    return sampling.steps
 
 
 def guided(

@@ -76,6 +76,7 @@ class UNetTask:
             self.images.channels,
             self.images.size,
             self.images.classes,
+            outputs=self.path.outputs,
             seed=training.seed,
             recompute=training.recompute,
         )

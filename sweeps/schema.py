@@ -3,6 +3,7 @@
 from typing import Any
 
 from ..trainables import registry
+from .scoring import FREE
 from .searchers import SEARCHERS
 from .settings import SweepSettings
 from .validation import all_keys
@@ -18,7 +19,8 @@ def sweep_schema() -> dict[str, Any]:
     definitions: dict[str, Any] = schema.setdefault("$defs", {})
     schema["properties"]["trainable"] = {"enum": registry.names()}
     schema["properties"]["searcher"] |= {"enum": list(SEARCHERS)}
-    schema["allOf"] = []
+    schema["required"] = []
+    schema["allOf"] = [{"if": {"required": ["from"]}, "then": _FROM, "else": {"required": ["trainable", "base"]}}]
     for name in registry.names():
         model = registry.settings_class(name)
         base = model.model_json_schema(ref_template="#/$defs/{model}")
@@ -40,6 +42,17 @@ def sweep_schema() -> dict[str, Any]:
     return with_units(schema)
 
 
+_FROM: dict[str, Any] = {
+    "properties": {
+        "base": {
+            "type": "object",
+            "properties": dict.fromkeys(FREE, {"type": "object"}),
+            "additionalProperties": False,
+        },
+        "search": {"type": "object", "additionalProperties": False, "patternProperties": {r"^sampling\.": {}}},
+    }
+}
+"""What a sweep `from` a run may change of it."""
 _WHEN = {"type": "object", "description": "The dimension exists only where these keys have these values."}
 _DIMENSION: dict[str, Any] = {
     "anyOf": [

@@ -88,6 +88,18 @@ def test_what_a_file_may_say_is_taken(
     validator.validate(quickstart)
 
 
+def test_a_sweep_from_a_run_may_change_how_it_samples_and_is_scored(validator: Any) -> None:
+    sweep = {
+        "from": "digits/3",
+        "base": {"quality": {"samples": 500}},
+        "search": {"sampling.steps": {"choices": [5, 10]}},
+    }
+    validator.validate(sweep)
+    assert not validator.is_valid(sweep | {"base": {"model": {"base": 32}}})
+    assert not validator.is_valid(sweep | {"search": {"optimizer.learning_rate": {"choices": [1e-3]}}})
+    assert not validator.is_valid({"search": sweep["search"]}), "neither a run nor a training"
+
+
 def test_every_trainable_has_its_own_keys(validator: Any) -> None:
     for name in registry.names():
         keys = all_keys(registry.settings_class(name))

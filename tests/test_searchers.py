@@ -105,6 +105,10 @@ CONDITIONAL = (
 LISTED = SWEEP.replace("trials: 16\n", "").replace("{low: 1.0e-4, high: 1.0e-1, log: true}", "{choices: [1e-4, 1e-3]}")
 LISTED = LISTED.replace("{low: 0%, high: 10%}", "{low: 0%, high: 10%, step: 2%}")
 NEVER = "early_stopping={grace: 10%}"
+NAMED = "".join(
+    f"- {{optimizer.learning_rate: {rate}, schedule.warmup: {warmup}%, model.width: {width}}}\n"
+    for rate, warmup, width in [("1e-3", 2, 96), ("1e-4", 0, 64), ("1e-3", 10, 96), ("1e-3", 6, 128), ("1e-4", 6, 64)]
+)
 SPACES = {
     "tpe": (CONDITIONAL, "trials=20"),
     "random": (CONDITIONAL, "trials=20"),
@@ -113,6 +117,7 @@ SPACES = {
     "cmaes": (NUMBERS, "trials=24"),
     "grid": (LISTED,),
     "ablation": (LISTED, NEVER),
+    "list": (LISTED + "configurations:\n" + NAMED,),
 }
 """A space that each searcher serves, with as much in it as it can."""
 GP = pytest.param("gp", marks=pytest.mark.slow)  # a second or more for each of its proposals

@@ -125,7 +125,7 @@ gpt -> gtp
 warmup: 2% -> decay: cosin
     6: base.schedule.decay: allowed: cosine, constant, linear, found cosin; did you mean
 search: -> searcher: tpee\nsearch:
-    9: searcher: allowed: tpe, random, grid, gp, cmaes, qmc, ablation, found tpee; did you mean tpe?
+    9: searcher: allowed: tpe, random, grid, gp, cmaes, qmc, ablation, list, found tpee; did you mean tpe?
 search: -> early_stopping: {rule: ahsa}\nsearch:
     9: early_stopping.rule: allowed: forecast, asha, median, none, found ahsa; did you mean asha?
 search: -> early_stopping: none\nsearch:

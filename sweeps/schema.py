@@ -46,7 +46,7 @@ _FROM: dict[str, Any] = {
     "properties": {
         "base": {
             "type": "object",
-            "properties": dict.fromkeys(FREE, {"type": "object"}),
+            "properties": {key: {} for key in FREE},
             "additionalProperties": False,
         },
         "search": {"type": "object", "additionalProperties": False, "patternProperties": {r"^sampling\.": {}}},

@@ -83,7 +83,7 @@ def base_alone(asked: Sweep) -> Sweep:
     alone = {"search": {}, "trials": 1, "repeats": 1, "start_from": [], "searcher": "tpe", "early_stopping": stopping}
     settings = asked.settings.model_copy(update=alone)
     space = dataclasses.replace(asked.space, dimensions=())
-    return dataclasses.replace(asked, name=name, settings=settings, space=space)
+    return dataclasses.replace(asked, name=name, settings=settings, space=space, grid=())
 
 
 def record_of(folder: Path) -> Record:

@@ -335,6 +335,7 @@ def make_job(
         recorded=tuple(trial.reports),
         initial=initial,
         scoring=sweep.settings.from_ is not None,
+        grid=tuple(sweep.samplings),
         workers=workers,
         directory=str(Path.cwd()),
     )

@@ -1,23 +1,59 @@
-"""Sweeps that train nothing: `from` a run, samples are drawn in other ways and scored.
+"""Parameters under `sampling`, which need no training of their own.
 
-A trial of such a sweep loads the run's weights (`initial`), draws and scores. The training settings are the run's own;
-only what is under `sampling` can be searched.
+A sweep `from` a run trains nothing: a trial of it loads the run's weights (`initial`), draws and scores. The training
+settings are the run's own; only what is under `sampling` can be searched. A sweep that trains and searches `sampling`
+too trains each configuration once, and scores the model over every combination of those (`mixed.py`).
 """
 
+import dataclasses
+import math
 from typing import Any
 
 from .files import Document, WrongInput
 from .settings import SweepSettings
-from .space import Space
+from .space import Dimension, Space
 
+SAMPLING = "sampling."
 FREE = ("sampling", "quality")
 """Sections of a training that change nothing that is learned."""
+
+
+_MOST = 64
+"""Combinations over which each model of a sweep may be scored."""
+
+
+def apart(document: Document, space: Space) -> tuple[Space, tuple[Dimension, ...]]:
+    """The space of a sweep that trains without what is under `sampling`, and that. Raises `WrongInput`."""
+    grid = tuple(dimension for dimension in space.dimensions if dimension.key.startswith(SAMPLING))
+    metric = space.assemble({}).scored_by() if grid else None
+    if metric is None:  # nothing to set apart: a model whose samples are not scored is trained with each of them
+        return space, ()
+    trained = tuple(dimension for dimension in space.dimensions if dimension not in grid)
+    if not trained:
+        raise document.wrong(
+            ("search", grid[0].key),
+            "needs no training: put trainable and base into a file of their own, which this one is `from`",
+        )
+    for dimension in space.dimensions:
+        for other, _ in dimension.when:
+            if dimension in grid or other.startswith(SAMPLING):
+                told = "every model is drawn from in every way; leave `when` out"
+                raise document.wrong(("search", dimension.key, "when"), told)
+    for dimension in grid:
+        if dimension.amount is None:
+            told = "every model is scored over all of its values; give choices, or low, high and step"
+            raise document.wrong(("search", dimension.key), told)
+    amount = math.prod(dimension.amount or 1 for dimension in grid)
+    if amount > _MOST:
+        told = f"every model would be scored in {amount} ways, at most {_MOST} are allowed; list fewer, or search them "
+        raise document.wrong(("search", grid[0].key), told + "in a sweep `from` the best model")
+    return dataclasses.replace(space, dimensions=trained), grid
 
 
 def scoring(document: Document, settings: SweepSettings, space: Space) -> SweepSettings:
     """The settings of a sweep `from` a run: nothing is stopped early, and quality is what is asked for."""
     for dimension in space.dimensions:
-        if not dimension.key.startswith("sampling."):
+        if not dimension.key.startswith(SAMPLING):
             raise document.wrong(
                 ("search", dimension.key),
                 f"would need training again, and this sweep only samples `from: {settings.from_}`; "

@@ -1,9 +1,9 @@
 """A sweep: a file read, checked and ready to run."""
 
+import dataclasses
 import difflib
 import functools
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,10 +14,10 @@ from ..trainables import registry
 from ..trainables.settings import Training
 from . import files
 from .files import Document, WrongInput
-from .scoring import scoring
+from .scoring import apart, scoring
 from .searchers import settled
 from .settings import SweepSettings
-from .space import Parameters, Space, flatten
+from .space import Dimension, Parameters, Space, flatten
 from .space_file import read_space
 from .validation import nearest, validate
 
@@ -25,7 +25,7 @@ READY = Path(__file__).parent
 """The ready sweeps lie beside this file."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Sweep:
     """A question, the trainings that answer it, and how they are chosen."""
 
@@ -33,6 +33,8 @@ class Sweep:
     settings: SweepSettings
     space: Space
     document: Document
+    grid: tuple[Dimension, ...] = ()
+    """Searched keys under `sampling` of a sweep that trains: each model is scored over every combination of them."""
 
     @property
     def goal(self) -> Literal["minimize", "maximize"]:
@@ -53,6 +55,13 @@ class Sweep:
         """The training of a configuration; its repeats differ in the seed alone."""
         training = self.space.assemble(parameters)
         return self.space.assemble(parameters, seed=training.seed + repeat) if repeat else training
+
+    @functools.cached_property
+    def samplings(self) -> list[Parameters]:
+        """The combinations of the grid; none where there is none."""
+        if not self.grid:
+            return []
+        return list(dataclasses.replace(self.space, dimensions=self.grid).configurations())
 
     @functools.cached_property
     def grace(self) -> float:
@@ -145,12 +154,15 @@ def check(document: Document, name: str) -> Sweep:
         near = nearest(settings.trainable, known)
         raise document.wrong(("trainable",), f"allowed: {', '.join(known)}, found {settings.trainable}{near}")
     space = read_space(document, registry.settings_class(settings.trainable))
+    grid: tuple[Dimension, ...] = ()
     if settings.from_ is not None:
         settings = scoring(document, settings, space)
+    else:
+        space, grid = apart(document, space)
     settings = _with_goal(document, settings, space)
     settings = settled(document, settings, space)
     _check_within(document, settings, space)
-    sweep = Sweep(name, settings, space, document)
+    sweep = Sweep(name, settings, space, document, grid)
     if settings.search and sweep.grace >= 1 and settings.early_stopping.rule != "none":
         raise document.wrong(
             ("early_stopping", "grace"),

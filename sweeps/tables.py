@@ -21,6 +21,8 @@ from .summary import best_of, configurations, gain, saving
 from .sweep import Sweep
 from .utilisation import CAUSES, mean_shares
 
+_COLUMNS = 6
+"""Configurations that a table of ways of drawing shows."""
 STYLES = {
     "proposed": "dim",
     "running": "bold cyan",
@@ -210,6 +212,8 @@ def summary_panel(sweep: Sweep, record: Record, told: Mapping[str, Any]) -> Rend
     lines.append(facts)
     if found := told.get("sampling"):
         lines += [Text(), optimum_table(sweep, found)]
+    if found := told.get("grid"):
+        lines += [Text(), grid_table(sweep, found)]
     if is_ablation(sweep) and (changes := compare(sweep, record)):
         lines += [Text(), ablation_table(sweep, changes)]
     return Group(*lines)
@@ -257,6 +261,42 @@ def told_of_optimum(found: Mapping[str, Any]) -> str:
         told += f"; not to be told from it: {', '.join(each)}"
     ends = [key for key, inside in found["interior"].items() if inside is False]
     return told + "".join(f"; {key} is at the end of what was searched" for key in ends)
+
+
+def grid_table(sweep: Sweep, found: Mapping[str, Any]) -> RenderableType:
+    """What a sweep over training and sampling has found: one row a way of drawing, one column a configuration."""
+    keys, shown = [dimension.key for dimension in sweep.grid], found["rows"][:_COLUMNS]
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for key in keys:
+        table.add_column(short(key, keys), justify="right")
+    searched = [dimension.key for dimension in sweep.space.dimensions]
+    for row in shown:
+        told = "\n".join(number(row["parameters"][key]) for key in searched if key in row["parameters"])
+        table.add_column(told or f"trial {row['number']}", justify="right")
+    best = found["best"]
+    for i, way in enumerate(found["samplings"]):
+        cells = [Text("–" if row["values"][i] is None else number(row["values"][i])) for row in shown]
+        for cell, row in zip(cells, shown, strict=True):
+            if row["number"] == best["number"] and way == best["sampling"]:
+                cell.stylize("bold green")
+        table.add_row(*(number(way.get(key)) for key in keys), *cells)
+    more = len(found["rows"]) - len(shown)
+    table.caption = f"{found['metric']}, each model drawn from in every way" + (
+        f"; {more} more in summary.json" * bool(more)
+    )
+    return Group(Text(told_of_grid(found)), Text(), table)
+
+
+def told_of_grid(found: Mapping[str, Any]) -> str:
+    """Both optima of a sweep over training and sampling, in one sentence."""
+
+    def said(point: Mapping[str, Any]) -> str:
+        way = ", ".join(f"{key} {number(value)}" for key, value in point["sampling"].items())
+        return f"trial {point['number']} with {way} ({number(point['value'])})"
+
+    told = f"best over the ways of drawing: {said(found['best'])}"
+    same = found["own"]["number"] == found["best"]["number"]
+    return told + ("" if same else f"; by the base's own sampling the best is {said(found['own'])}")
 
 
 def _with_interval(point: Mapping[str, Any]) -> list[str]:

@@ -65,6 +65,10 @@ def told_of(sweep: Sweep, folder: Path, record: Record, *, running: bool) -> dic
         from .optimum import optimum
 
         told["sampling"] = optimum(sweep, record, folder)
+    if sweep.grid:
+        from .mixed import over_grid
+
+        told["grid"] = over_grid(sweep, record, folder)
     if not running and told["state"] == "running":
         told["state"] = "interrupted"
     return told

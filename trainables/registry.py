@@ -80,17 +80,21 @@ def memory(name: str, job: "Job") -> dict[str, Any] | None:
 
 
 def load(name: str) -> "Callable[[Job, Door], Ending]":
-    """What runs a job of this trainable: the one loop, scoring what it trained, or the trainable's own `train`."""
+    """What runs a job of this trainable: the one loop, scoring what was trained, or the trainable's own `train`."""
     module = importlib.import_module(f".{name}", __package__)
     if not hasattr(module, "TASK"):
         return module.train
 
     def run(job: "Job", door: "Door") -> "Ending":
         from .ladder import train
-        from .scoring import score
+        from .scoring import score, score_grid
+
+        def task_of(training: Training) -> "Task":
+            return module.TASK(training, Path(job.cache))
 
         if job.scoring:
-            return score(module.TASK(job.settings(), Path(job.cache)), job, door)
-        return train(lambda training: module.TASK(training, Path(job.cache)), job, door)
+            return score(task_of(job.settings()), job, door)
+        ending = train(task_of, job, door)
+        return score_grid(task_of, job, door) if job.grid and ending.state == "complete" else ending
 
     return run

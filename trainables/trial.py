@@ -51,6 +51,8 @@ class Job:
     """A checkpoint folder to start the weights from."""
     scoring: bool = False
     """Train nothing: draw from the weights of `initial` and score what is drawn."""
+    grid: tuple[dict[str, Any], ...] = ()
+    """Ways of drawing, as changes of the settings under `sampling`, in each of which the trained model is scored."""
     workers: int = 1
     """How many are asked for to train it together; the lane knows how many there are."""
     directory: str | None = None

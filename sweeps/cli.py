@@ -229,16 +229,19 @@ def plan(
 def _plan(asked: Sweep, as_json: bool, runs: Path, cards: int | None, threads: int | None, on: str | None) -> None:
     from .planning import plan_sweep, plan_table
     from .running import cache_folder
+    from .scoring_plan import plan_scoring, scoring_table
     from .tables import LiveShow
 
+    only_samples = asked.settings.from_ is not None
+    plan_it, table = (plan_scoring, scoring_table) if only_samples else (plan_sweep, plan_table)
     node = read_node(on)
     with LiveShow(asked, quiet=as_json) as show:
         cache, runs = cache_folder(node), _runs(runs, node)
-        planned = plan_sweep(asked, cache, show.preparing, runs, cards=cards, threads=threads, node=node)
+        planned = plan_it(asked, cache, show.preparing, runs, cards=cards, threads=threads, node=node)
     if as_json:
         print(json.dumps(planned, ensure_ascii=False))
     else:
-        show.console.print(plan_table(planned))
+        show.console.print(table(planned))
 
 
 @app.command()
@@ -288,18 +291,20 @@ def report(name: Name = None, as_json: Json = False, runs: Runs = _RUNS) -> None
 def sample(
     run: Run,
     set_: Set = None,
+    out: Annotated[Path, typer.Option("--out", help="Where pictures go.")] = Path(),
     as_json: Json = False,
     runs: Runs = _RUNS,
 ) -> None:
-    """Draw a sample from a trained run: --set sampling.prompt="def " --set sampling.tokens=400."""
+    """Draw from a trained run: --set sampling.prompt="def ", or --set sampling.guidance=2 --out pictures."""
     from .running import cache_folder
     from .sampling import sample_run
 
-    texts = sample_run(run, _runs(runs), cache_folder(read_node(None)), tuple(set_ or ()))
+    texts, pictures = sample_run(run, _runs(runs), cache_folder(read_node(None)), tuple(set_ or ()), out)
+    paths = {name: str(path) for name, path in pictures.items()}
     if as_json:
-        print(json.dumps(texts, ensure_ascii=False))
+        print(json.dumps(texts | paths, ensure_ascii=False))
     else:
-        print("\n\n".join(texts.values()))
+        print("\n\n".join(texts.values()) or "\n".join(paths.values()))
 
 
 @app.command()

@@ -22,7 +22,7 @@ from .start_from import earlier_trials
 from .sweep import Sweep
 from .tables import count, duration, number, short
 
-_EFFICIENCY = 0.4
+EFFICIENCY = 0.4
 """Share of the measured matrix-product speed that a training is taken to reach: 35 to 45% is usual for an MFU."""
 _STOPPING, _STOPPING_WITHIN = 0.42, 0.58
 """Share of the card time that early stopping is taken to leave: of all trials, or within groups (`make bench`)."""
@@ -55,7 +55,7 @@ def plan_sweep(
         job = make_job(sweep, trial, Path("plan"), cache, found[0], speed, rungs, None, workers)
         told = registry.numbers(sweep.settings.trainable, job)
         memory = registry.memory(sweep.settings.trainable, job)
-        seconds = told["flops"] / (job.measured_flops_per_second * _EFFICIENCY * workers)
+        seconds = told["flops"] / (job.measured_flops_per_second * EFFICIENCY * workers)
         shown = {key: value for key, value in parameters.items() if key.split(".")[0] in sections}
         if memory is not None and sweep.settings.trainable == "gpt":
             memory["classical_bytes"] = _classical_bytes(job.training, told["parameters_count"], memory["rung"])
@@ -88,7 +88,7 @@ def plan_sweep(
         "start_from": starts_from,
         "rungs": list(rungs),
         "rungs_by": sweep.settings.early_stopping.by,
-        "efficiency": _EFFICIENCY,
+        "efficiency": EFFICIENCY,
         "card_seconds": card_seconds,
         "card_seconds_with_stopping": spent_seconds,
         "wall_seconds": spent_seconds / min(len(found), trials * workers),
@@ -110,7 +110,8 @@ def plan_table(plan: Mapping[str, Any]) -> RenderableType:
     measured, base = plan["measured_flops_per_second"], plan["base"]
     facts.add_row("cards", plan["machine"])
     pays = "used by auto" if measured["bf16_pays"] else "not used by auto: no gain in training"
-    told = f"bf16 {_flops(measured['bf16'])}/s ({pays}), fp32 {_flops(measured['fp32'])}/s, matrix products"
+    bf16, fp32 = flops_in_words(measured["bf16"]), flops_in_words(measured["fp32"])
+    told = f"bf16 {bf16}/s ({pays}), fp32 {fp32}/s, matrix products"
     specified = plan["speed_from"] == "specification"
     facts.add_row("speed" if specified else "measured", told + ("; specification, not measured" if specified else ""))
     for key, value in plan["data"].items():
@@ -136,8 +137,8 @@ def plan_table(plan: Mapping[str, Any]) -> RenderableType:
             *(number(shape["parameters"][key]) for key in keys),
             f"{shape['parameters_count']:,}",
             count(shape["examples"]),
-            _flops(shape["flops_per_example"]),
-            _flops(shape["flops"]),
+            flops_in_words(shape["flops_per_example"]),
+            flops_in_words(shape["flops"]),
             f"{shape['accumulation']} × {shape['micro_rows']}",
             _memory(shape["memory"]),
             duration(shape["seconds"]),
@@ -203,7 +204,8 @@ def _money(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "cost limit", rates.money(plan["cost_limit"])
 
 
-def _flops(value: float) -> str:
+def flops_in_words(value: float) -> str:
+    """`3.2 PFLOP`."""
     for scale, unit in ((1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP")):
         if value >= scale:
             return f"{value / scale:.3g} {unit}"

@@ -9,12 +9,17 @@ from .validation import validate
 from .weights import find_trial, newest_checkpoint
 
 
-def sample_run(run: str, runs: Path, cache: Path, overrides: tuple[str, ...] = ()) -> dict[str, str]:
-    """Texts by name, from the newest weights of a run (of the EMA where there is one).
+def sample_run(
+    run: str, runs: Path, cache: Path, overrides: tuple[str, ...] = (), out: Path = Path()
+) -> tuple[dict[str, str], dict[str, Path]]:
+    """Texts and pictures by name, from the newest weights of a run (of the EMA where there is one).
+
+    Pictures are written to the folder `out`, which is made, and told by their paths.
 
     `overrides` change settings under `sampling.` and the `seed`. Raises `WrongInput`.
     """
     import torch
+    from PIL import Image
 
     folder, number = find_trial(run, runs)
     sweep, trial = folders.read_sweep(folder), folders.record_of(folder).trials[number]
@@ -34,4 +39,13 @@ def sample_run(run: str, runs: Path, cache: Path, overrides: tuple[str, ...] = (
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = task.build().to(device)
     checkpoints.load_weights(checkpoints.weights_of(newest_checkpoint(folder, number)), model)
-    return dict(task.sample(model, device).texts)
+    drawn = task.sample(model, device)
+    pictures = {}
+    try:
+        for name, picture in drawn.images.items():
+            out.mkdir(parents=True, exist_ok=True)
+            pictures[name] = out / f"{folder.name}-{number}-{name}.png"
+            Image.fromarray(picture).save(pictures[name])
+    except OSError as error:
+        raise WrongInput(f"--out {out}: {error.strerror or error}") from error
+    return dict(drawn.texts), pictures

@@ -224,11 +224,11 @@ def optimum_table(sweep: Sweep, found: Mapping[str, Any]) -> RenderableType:
     keys = [dimension.key for dimension in sweep.space.dimensions]
     points = {str(point["parameters"]): point for point in found["confirmation"]}
     ties = [str(tie["parameters"]) for tie in found["ties"]]
-    others = [name for name in found["best"]["metrics"] if _scored(name) not in (_scored(found["metric"]), "loss")]
+    others = beside(found)
     table = Table(box=None, pad_edge=False, header_style="dim")
     for key in keys:
         table.add_column(short(key, keys), justify="right")
-    columns = [_scored(found["metric"]), "95%", *(["confirmed", "95%"] if points else []), *map(_scored, others)]
+    columns = [scored(found["metric"]), "95%", *(["confirmed", "95%"] if points else []), *map(scored, others)]
     for column in columns:
         table.add_column(column, justify="right")
     table.add_column("")
@@ -239,11 +239,17 @@ def optimum_table(sweep: Sweep, found: Mapping[str, Any]) -> RenderableType:
         cells = [*(number(point["parameters"].get(key)) for key in keys), *_with_interval(point)]
         if points:
             cells += _with_interval(again) if again else ["", ""]
-        metrics = {_scored(name): value for name, value in point["metrics"].items()}
-        cells += [number(metrics[_scored(name)]) if _scored(name) in metrics else "" for name in others]
+        metrics = {scored(name): value for name, value in point["metrics"].items()}
+        cells += [number(metrics[scored(name)]) if scored(name) in metrics else "" for name in others]
         style = "bold green" if best else ""
         table.add_row(*cells, "best" if best else "tie" if named in ties else "", style=style)
     return Group(Text(told_of_optimum(found)), Text(), table)
+
+
+def beside(found: Mapping[str, Any]) -> list[str]:
+    """The metrics that a curve tells beside the objective; not those that are the same everywhere."""
+    names = [name for name in found["best"]["metrics"] if scored(name) not in (scored(found["metric"]), "loss")]
+    return [name for name in names if len({point["metrics"].get(name) for point in found["curve"]}) > 1]
 
 
 def told_of_optimum(found: Mapping[str, Any]) -> str:
@@ -281,9 +287,8 @@ def grid_table(sweep: Sweep, found: Mapping[str, Any]) -> RenderableType:
                 cell.stylize("bold green")
         table.add_row(*(number(way.get(key)) for key in keys), *cells)
     more = len(found["rows"]) - len(shown)
-    table.caption = f"{found['metric']}, each model drawn from in every way" + (
-        f"; {more} more in summary.json" * bool(more)
-    )
+    table.caption = f"{found['metric']}, each model drawn from in every way"
+    table.caption += f"; {more} more in summary.json" if more else ""
     return Group(Text(told_of_grid(found)), Text(), table)
 
 
@@ -304,7 +309,7 @@ def _with_interval(point: Mapping[str, Any]) -> list[str]:
     return [number(point["value"]), lies]
 
 
-def _scored(metric: str) -> str:
+def scored(metric: str) -> str:
     """A metric's short name: of `validation/kid_pca-64_1000`, `kid`."""
     return metric.rpartition("/")[2].partition("_")[0]
 

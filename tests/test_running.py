@@ -177,7 +177,7 @@ def test_a_gpt_trains_samples_and_is_tracked(tmp_path: Path, cache: Path, monkey
 
     from rigsweep.sweeps.sampling import sample_run
 
-    texts = sample_run("hens", tmp_path / "runs", cache, ("sampling.prompt=The 1", "sampling.tokens=30"))
+    texts, _ = sample_run("hens", tmp_path / "runs", cache, ("sampling.prompt=The 1", "sampling.tokens=30"))
     assert texts["sample"].startswith("The 1")
     assert len(texts["sample"]) >= 30
     assert sample_run(best["run_id"], tmp_path / "runs", cache) == sample_run(

@@ -96,9 +96,14 @@ class PointsTask:
 
     def score(self, model: nn.Module, device: torch.device) -> Score:
         """How near 2,000 samples are to as many points of the data."""
+        metrics = self._scores(self.samples(model, device))
+        calls = calls_of(self.training.sampling, self.path)
+        return Score(metrics | ({"sampling/calls": calls} if calls else {}), *self.drawing())
+
+    def drawing(self) -> tuple[int, float]:
+        """Samples that are scored, and the FLOPs that they take."""
         calls = calls_of(self.training.sampling, self.path) or 0
-        flops = _DRAWN * calls * self.flops_formula_per_example() / 3
-        return Score(self._scores(self.samples(model, device)), _DRAWN, flops)
+        return _DRAWN, _DRAWN * calls * self.flops_formula_per_example() / 3
 
     def _scores(self, samples: Tensor) -> dict[str, float]:
         real = self._data(_HELD_OUT - 1).to(samples.device)

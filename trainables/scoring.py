@@ -25,7 +25,7 @@ RESAMPLES = "resamples.json"
 """In a trial's folder: the metric that samples are judged by, on resampled samples."""
 
 
-def score(task: Any, job: Job, door: Door) -> Ending:
+def score(task: Task, job: Job, door: Door) -> Ending:
     """One evaluation of the weights of `job.initial` by the settings' sampling; nothing is kept but its samples."""
     assert job.initial is not None, "nothing to score"
     started = time.monotonic()
@@ -65,7 +65,7 @@ def score_grid(task_of: Callable[[Training], Task], job: Job, door: Door) -> End
         changed = training.model_dump()
         changed["sampling"] |= {key.partition(".")[2]: value for key, value in parameters.items()}
         try:
-            task: Any = task_of(type(training).model_validate(changed))
+            task = task_of(type(training).model_validate(changed))
         except ValidationError:
             continue
         if model is None:

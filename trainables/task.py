@@ -80,6 +80,14 @@ class Task(Protocol):
         """
         ...
 
+    def score(self, model: nn.Module, device: torch.device) -> Score:
+        """Draw and judge: asked only where the settings' `scored_by` names a metric, which is among its metrics."""
+        ...
+
+    def drawing(self) -> tuple[int, float]:
+        """The samples that `score` draws, and the FLOPs that they take, as far as they are known beforehand."""
+        ...
+
     def sample(self, model: nn.Module, device: torch.device, workers: Workers = ALONE) -> Samples:
         """What the model makes, from noise or a prompt that never changes; only the first worker's is kept."""
         ...

@@ -106,7 +106,10 @@ class UNetTask:
                 found = self._loss(model, batch["image"], batch["label"], batch["row"], _HELD_OUT)
                 loss += found.float() * len(row) / amount
         told = {"validation/loss": workers.sum({"loss": loss})["loss"].item()}
-        return told | dict(self.score(model, device).metrics if self.training.quality else {})
+        if self.training.quality:
+            found = self.score(model, device).metrics
+            told |= {name: value for name, value in found.items() if name.startswith("validation/")}
+        return told
 
     def score(self, model: nn.Module, device: torch.device) -> Score:
         """Draw as many images as the settings ask for, of classes as frequent as in the data, and score them."""
@@ -116,9 +119,14 @@ class UNetTask:
         labels = torch.from_numpy(self.images.rows(0, len(rows), seed)[1])
         drawn = self.draw(model, self.training.sampling, rows, labels, device)
         features = scorer.features(drawn)
-        flops = len(rows) * self._calls(self.training.sampling) * self.flops_formula_per_example() / 3
         resamples = kid_bootstrap(features, scorer.reference.features, _RESAMPLES, seed=0)
-        return Score(scores(features, scorer.reference, self.training.quality), len(rows), flops, resamples)
+        metrics, calls = scores(features, scorer.reference, self.training.quality), self._calls()
+        return Score(metrics | ({"sampling/calls": calls} if calls else {}), *self.drawing(), resamples)
+
+    def drawing(self) -> tuple[int, float]:
+        """Images that are scored, and the FLOPs that they take."""
+        amount = self.training.quality.samples if self.training.quality else 0
+        return amount, amount * self._calls() * self.flops_formula_per_example() / 3
 
     def draw(
         self, model: nn.Module, sampling: GuidedSampling, rows: Tensor, labels: Tensor, device: torch.device
@@ -189,8 +197,9 @@ class UNetTask:
         at = self.path.mix(x_0, x_1, t)
         return self.path.loss(self._network(model)(at.x_t, at.t, label), at)
 
-    def _calls(self, sampling: GuidedSampling) -> int:
+    def _calls(self) -> int:
         """Network calls for one image; 0 where they are not known beforehand. Guidance takes two at once."""
+        sampling = self.training.sampling
         return (calls_of(sampling, self.path) or 0) * (1 if sampling.guidance in (0, 1) else 2)
 
     def _network(self, model: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor]:

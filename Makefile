@@ -5,10 +5,15 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: quickstart test test-slow lint types bench clean
+.PHONY: quickstart quickstart-images test test-slow lint types bench clean
 
 quickstart: .venv/installed
 	$(BIN)/rigsweep sweep quickstart --resume
+
+# A sweep that trains, then one that only samples from its best: how strongly to guide towards a class.
+quickstart-images: .venv/installed
+	$(BIN)/rigsweep sweep digits-lr-width --resume
+	$(BIN)/rigsweep sweep guidance-digits --resume
 
 test: .venv/installed-test
 	$(BIN)/python -m pytest -m "not slow"

@@ -5,6 +5,7 @@ The same code measures and estimates: on real CPU tensors, or under a `FakeTenso
 """
 
 import contextlib
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -120,7 +121,13 @@ def _fake() -> Iterator[None]:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    with FakeTensorMode(), sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+    with (
+        warnings.catch_warnings(),
+        FakeTensorMode(),
+        sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]),
+    ):
+        # Of copying a model, as averages of the weights do; PyTorch's own copy asks for what a trace has not.
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         yield
 
 

@@ -4,7 +4,9 @@
 says how it looks. A projection: it can be deleted and written anew at any time.
 """
 
+import base64
 import datetime
+import io
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,20 +15,35 @@ from typing import Any
 from ..trainables import registry
 from . import charts
 from .ablation import compare, is_ablation
-from .charts import GROUPS, Curve, Mark
+from .charts import GROUPS, Curve, Mark, Point
 from .findings import edges, importances, spells, troubles
 from .history import Record, Trial
 from .money import Rates
 from .space import Dimension, word
 from .summary import best_of, configurations, gain, saving
 from .sweep import Sweep
-from .tables import count, energy_and_cost, number, outcome, ranked, short
+from .tables import (
+    beside,
+    count,
+    energy_and_cost,
+    number,
+    outcome,
+    ranked,
+    scored,
+    short,
+    told_of_grid,
+    told_of_optimum,
+)
 from .utilisation import CAUSES
 
 _ROWS = 50
 """Trials in a table; the rest are counted."""
 _DRAWN = 400
 """Trials in a chart: more of them are a cloud, and a large file."""
+_COLUMNS = 8
+"""Configurations in the table of ways of drawing."""
+_WIDEST, _LARGEST_BYTES = 1400, 400_000
+"""Of a picture in the page: pixels, and bytes as PNG."""
 _SAMPLE = 4000
 """Characters of a text sample."""
 
@@ -84,7 +101,10 @@ def tell(
             {"value": value, "trial": record.trials[number]} for value, number in summary["best_within"].items()
         ],
         "changes": compare(sweep, record) if is_ablation(sweep) else [],
+        "optimum": _optimum(sweep, summary.get("sampling")),
+        "grid": _grid(sweep, summary.get("grid")),
         "samples": _samples(folder, [t for t in (best, record.trials.get(0)) if t]),
+        "pictures": _pictures(sweep, folder, [t for t in (best, record.trials.get(0)) if t]),
         "configurations": found[:_ROWS] if sweep.settings.repeats > 1 else [],
         "trials": ranked(sweep, trials)[:_ROWS],
         "rest": max(0, len(trials) - _ROWS),
@@ -287,7 +307,116 @@ def is_share(sweep: Sweep, dimension: Dimension) -> bool:
     return dimension.kind == "float" and any(getattr(rule, "le", None) == 1 for rule in rules)
 
 
+# What sampling in several ways has found.
+
+
+def _optimum(sweep: Sweep, found: Told | None) -> Told | None:
+    """Of a sweep that only samples: its curves, with errors, what it costs in variety, and its table."""
+    if not found:
+        return None
+    curve, best, ties = found["curve"], found["best"]["parameters"], [tie["parameters"] for tie in found["ties"]]
+
+    def role(point: Told) -> str:
+        return "best" if point["parameters"] == best else "group1" if point["parameters"] in ties else "group0"
+
+    keys = [dimension.key for dimension in sweep.space.dimensions]
+    numbers = [isinstance(point["parameters"].get(keys[0]), int | float) for point in curve]
+    charted: list[Told] = []
+    if len(keys) == 1 and all(numbers) and len(curve) > 1:
+        for metric in [found["metric"], *(name for name in beside(found) if scored(name) in ("fd", "fid"))]:
+            points = [
+                Point(
+                    float(point["parameters"][keys[0]]),
+                    point["value"] if metric == found["metric"] else point["metrics"][metric],
+                    point["low"] if metric == found["metric"] else None,
+                    point["high"] if metric == found["metric"] else None,
+                    role(point),
+                )
+                for point in curve
+            ]
+            drawing = charts.with_errors(f"curve{len(charted)}", points, described=f"{metric} against {keys[0]}")
+            charted.append({"title": metric, "caption": short(keys[0], keys), "svg": drawing, "errors": not charted})
+    named = {scored(name): name for name in found["best"]["metrics"]}
+    if {"precision", "recall"} <= named.keys() and len(curve) > 1:
+        marks = [
+            (
+                point["metrics"][named["recall"]],
+                point["metrics"][named["precision"]],
+                "/".join(number(value) for value in point["parameters"].values()),
+                role(point),
+            )
+            for point in curve
+        ]
+        drawing = charts.tradeoff("tradeoff", marks, described="precision against recall")
+        charted.append({"title": "precision", "caption": "recall", "svg": drawing, "errors": False})
+    again = {str(point["parameters"]): point for point in found["confirmation"]}
+    return {
+        "told": told_of_optimum(found),
+        "charts": charted,
+        "keys": keys,
+        "objective": scored(found["metric"]),
+        "beside": [(scored(name), name) for name in beside(found)],
+        "rows": [point | {"role": role(point), "again": again.get(str(point["parameters"]))} for point in curve],
+        "confirmed": found["confirmed"],
+    }
+
+
+def _grid(sweep: Sweep, found: Told | None) -> Told | None:
+    """Of a sweep over training and sampling: every configuration in every way of drawing."""
+    if not found:
+        return None
+    keys = [dimension.key for dimension in sweep.grid]
+    rows = [
+        {
+            "way": [way.get(key) for key in keys],
+            "values": [row["values"][i] for row in found["rows"][:_COLUMNS]],
+            "best": [
+                row["number"] == found["best"]["number"] and way == found["best"]["sampling"]
+                for row in found["rows"][:_COLUMNS]
+            ],
+        }
+        for i, way in enumerate(found["samplings"])
+    ]
+    heads = [list(row["parameters"].values()) or [f"trial {row['number']}"] for row in found["rows"][:_COLUMNS]]
+    told = {"told": told_of_grid(found), "metric": found["metric"], "keys": keys, "heads": heads, "rows": rows}
+    return told | {"rest": max(0, len(found["rows"]) - _COLUMNS)}
+
+
 # Samples.
+
+
+def _pictures(sweep: Sweep, folder: Path, trials: list[Trial]) -> list[Told]:
+    """The last pictures of each trial, once, as data: the page asks for no file."""
+    found = []
+    names = registry.settings_class(sweep.settings.trainable).PICTURES
+    for trial in {trial.number: trial for trial in trials}.values():
+        place = folder / "trials" / str(trial.number) / "samples"
+        for name in names:
+            files = sorted(place.glob(f"[0-9]*-{name}.png"))
+            if files and (data := _as_data(files[-1])):
+                examples = int(files[-1].name.partition("-")[0])
+                found.append({"trial": trial.number, "examples": examples, "name": name, "data": data})
+    return found
+
+
+def _as_data(file: Path) -> str | None:
+    """A picture as an address that holds it, no wider than a page; None where it cannot be read."""
+    from PIL import Image
+
+    try:
+        with Image.open(file) as picture:
+            if picture.width > _WIDEST:
+                picture = picture.resize((_WIDEST, round(picture.height * _WIDEST / picture.width)))
+            kept = io.BytesIO()
+            picture.save(kept, "PNG", optimize=True)
+            kind = "png"
+            if kept.tell() > _LARGEST_BYTES:
+                kept = io.BytesIO()
+                picture.save(kept, "WEBP", quality=85)
+                kind = "webp"
+    except (OSError, ValueError):
+        return None
+    return f"data:image/{kind};base64,{base64.b64encode(kept.getvalue()).decode()}"
 
 
 def _samples(folder: Path, trials: list[Trial]) -> list[Told]:

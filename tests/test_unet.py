@@ -8,7 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from rigsweep.trainables import registry
+from rigsweep.cluster import live_bytes
+from rigsweep.trainables import fitting, registry
 from rigsweep.trainables.draws import uniforms
 from rigsweep.trainables.errors import WrongSettings
 from rigsweep.trainables.flops import training_flops_per_example
@@ -133,6 +134,18 @@ def test_flops_are_those_of_the_formula(cache: Path) -> None:
     for model in ({"base": 32}, {"base": 32, "attention": True, "blocks": 1}):
         task = UNetTask(training(model=model), cache)
         assert training_flops_per_example(task) == pytest.approx(task.flops_formula_per_example(), rel=0.02)
+
+
+def test_its_memory_is_traced_with_averages_and_all(digits: UNetTask) -> None:
+    told = training(ema="power 10%", model={"base": 32})
+    task, like = UNetTask(told, digits._cache), digits.batch(0, 1)
+
+    def batch() -> dict[str, torch.Tensor]:
+        return {name: torch.zeros((64, *value.shape[1:]), dtype=value.dtype) for name, value in like.items()}
+
+    found = live_bytes.estimate(lambda: fitting.parts(task, told, "fp32", batch), accumulates=False)
+    assert found.average_bytes == found.parameters_bytes > 0
+    assert found.activations_bytes == pytest.approx(64 * task.activation_bytes_per_row("fp32"), rel=0.4)
 
 
 def test_the_metrics_are_those_that_the_settings_name(digits: UNetTask) -> None:

@@ -24,6 +24,7 @@ from .summary import best_of, configurations, gain, saving
 from .sweep import Sweep
 from .tables import (
     beside,
+    by_kind,
     count,
     energy_and_cost,
     number,
@@ -323,25 +324,26 @@ def _optimum(sweep: Sweep, found: Told | None) -> Told | None:
     numbers = [isinstance(point["parameters"].get(keys[0]), int | float) for point in curve]
     charted: list[Told] = []
     if len(keys) == 1 and all(numbers) and len(curve) > 1:
-        for metric in [found["metric"], *(name for name in beside(found) if scored(name) in ("fd", "fid"))]:
+        names = {scored(name): name for name in curve[0]["metrics"] if not name.endswith("_se")}
+        for kind in [scored(found["metric"]), *(name for name in beside(found) if name in ("fd", "fid"))]:
+            errors = not charted
             points = [
                 Point(
                     float(point["parameters"][keys[0]]),
-                    point["value"] if metric == found["metric"] else point["metrics"][metric],
-                    point["low"] if metric == found["metric"] else None,
-                    point["high"] if metric == found["metric"] else None,
+                    by_kind(point)[kind],
+                    point["low"] if errors else None,
+                    point["high"] if errors else None,
                     role(point),
                 )
                 for point in curve
             ]
-            drawing = charts.with_errors(f"curve{len(charted)}", points, described=f"{metric} against {keys[0]}")
-            charted.append({"title": metric, "caption": short(keys[0], keys), "svg": drawing, "errors": not charted})
-    named = {scored(name): name for name in found["best"]["metrics"]}
-    if {"precision", "recall"} <= named.keys() and len(curve) > 1:
+            drawing = charts.with_errors(f"curve{len(charted)}", points, described=f"{kind} against {keys[0]}")
+            charted.append({"title": names[kind], "caption": short(keys[0], keys), "svg": drawing, "errors": errors})
+    if {"precision", "recall"} <= by_kind(curve[0]).keys() and len(curve) > 1:
         marks = [
             (
-                point["metrics"][named["recall"]],
-                point["metrics"][named["precision"]],
+                by_kind(point)["recall"],
+                by_kind(point)["precision"],
                 "/".join(number(value) for value in point["parameters"].values()),
                 role(point),
             )
@@ -355,8 +357,11 @@ def _optimum(sweep: Sweep, found: Told | None) -> Told | None:
         "charts": charted,
         "keys": keys,
         "objective": scored(found["metric"]),
-        "beside": [(scored(name), name) for name in beside(found)],
-        "rows": [point | {"role": role(point), "again": again.get(str(point["parameters"]))} for point in curve],
+        "beside": beside(found),
+        "rows": [
+            point | {"metrics": by_kind(point), "role": role(point), "again": again.get(str(point["parameters"]))}
+            for point in curve
+        ],
         "confirmed": found["confirmed"],
     }
 

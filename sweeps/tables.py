@@ -228,7 +228,7 @@ def optimum_table(sweep: Sweep, found: Mapping[str, Any]) -> RenderableType:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for key in keys:
         table.add_column(short(key, keys), justify="right")
-    columns = [scored(found["metric"]), "95%", *(["confirmed", "95%"] if points else []), *map(scored, others)]
+    columns = [scored(found["metric"]), "95%", *(["confirmed", "95%"] if points else []), *others]
     for column in columns:
         table.add_column(column, justify="right")
     table.add_column("")
@@ -239,17 +239,24 @@ def optimum_table(sweep: Sweep, found: Mapping[str, Any]) -> RenderableType:
         cells = [*(number(point["parameters"].get(key)) for key in keys), *_with_interval(point)]
         if points:
             cells += _with_interval(again) if again else ["", ""]
-        metrics = {scored(name): value for name, value in point["metrics"].items()}
-        cells += [number(metrics[scored(name)]) if scored(name) in metrics else "" for name in others]
+        metrics = by_kind(point)
+        cells += [number(metrics[name]) if name in metrics else "" for name in others]
         style = "bold green" if best else ""
         table.add_row(*cells, "best" if best else "tie" if named in ties else "", style=style)
     return Group(Text(told_of_optimum(found)), Text(), table)
 
 
+def by_kind(point: Mapping[str, Any]) -> dict[str, float]:
+    """A point's metrics by their short names, which a confirmation by more samples shares."""
+    # Beside KID stands its standard error, which is not a figure of its own.
+    return {scored(name): value for name, value in point["metrics"].items() if not name.endswith("_se")}
+
+
 def beside(found: Mapping[str, Any]) -> list[str]:
-    """The metrics that a curve tells beside the objective; not those that are the same everywhere."""
-    names = [name for name in found["best"]["metrics"] if scored(name) not in (scored(found["metric"]), "loss")]
-    return [name for name in names if len({point["metrics"].get(name) for point in found["curve"]}) > 1]
+    """Short names of what a curve tells beside the objective; not of what is the same everywhere."""
+    points = [by_kind(point) for point in found["curve"]]
+    others = [name for name in points[0] if name not in (scored(found["metric"]), "loss")]
+    return [name for name in others if len({point.get(name) for point in points}) > 1]
 
 
 def told_of_optimum(found: Mapping[str, Any]) -> str:

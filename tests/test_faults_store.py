@@ -267,6 +267,7 @@ early_stopping: {{rule: none}}
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_ray")
 @pytest.mark.timeout(400)
 def test_values_and_names_that_are_hard_to_keep_are_kept_exactly(tmp_path: Path, cache: Path) -> None:

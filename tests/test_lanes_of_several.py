@@ -71,6 +71,7 @@ def test_a_killed_rank_is_the_reason_not_what_the_others_say_of_it(pool: Any) ->
     assert to_the_end(host, number)[-1]["state"] == "complete", "the lane was replaced"
 
 
+@pytest.mark.slow
 def test_what_fails_on_one_rank_alone_fails_the_trial_with_its_words(pool: Any) -> None:
     number, host, place = begin(pool, PAIR, who=1, raise_at=3)
     final = to_the_end(host, number)[-1]

@@ -233,6 +233,7 @@ def test_a_second_process_is_refused_while_a_sweep_runs(tmp_path: Path, cache: P
     history.close()
 
 
+@pytest.mark.slow
 def test_a_sweep_starts_from_another_and_keeps_what_it_was_told(tmp_path: Path, cache: Path) -> None:
     small = SURFACE.replace("trials: 12", "trials: 4")
     wrong = f"{small}start_from: frist\n"

@@ -25,7 +25,7 @@ class Row:
     met: bool | None
 
 
-BENCHMARKS = ("start", "loop", "learning", "turnaround", "workers", "memory", "saving", "scale", "search")
+BENCHMARKS = ("start", "loop", "learning", "images", "turnaround", "workers", "memory", "saving", "scale", "search")
 
 
 def main() -> int:

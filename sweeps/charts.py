@@ -186,15 +186,23 @@ def with_errors(name: str, points: Sequence[Point], *, described: str) -> str:
 
 
 def tradeoff(name: str, points: Sequence[tuple[float, float, str, str]], *, described: str) -> str:
-    """One measured value against another, each point (x, y, its name, its colour), joined in their order."""
+    """One measured value against another, each point (x, y, its name, its colour), joined in their order.
+
+    Of points that lie close together one is named, the best first.
+    """
     x, y = [point[0] for point in points], [point[1] for point in points]
     figure, axes = _figure(*_padded(min(y), max(y)))
     low, high = _padded(min(x), max(x))
     axes.set_xlim(low, high)
     _name_ticks(axes, "x", [tick for tick in _ticks(low, high) if low <= tick <= high], tick_name)
     axes.plot(x, y, color=_color("grid"), linewidth=1.2)
-    for one, other, named, role in points:
+    taken: list[tuple[float, float]] = []
+    for one, other, named, role in sorted(points, key=lambda point: point[3] != "best"):
         axes.plot([one], [other], "o", color=_color(role), markersize=8 if role == "best" else 5)
+        right, up = axes.transData.transform((one, other))
+        if any(abs(right - a) < _wide(named) + 8 and abs(up - b) < _FONT for a, b in taken):
+            continue
+        taken.append((right, up))
         axes.annotate(
             named, (one, other), (6, 4), textcoords="offset points", fontsize=_FONT - 2, color=_color("muted")
         )

@@ -62,6 +62,7 @@ def tell(
     found, best = configurations(sweep, trials), best_of(sweep, trials)
     weights = importances(sweep, found) if sweep.settings.search else ""
     kinds = _kinds(sweep, trials, best)
+    optimum = _optimum(sweep, summary.get("sampling"))
     objective, units = sweep.settings.objective, registry.settings_class(sweep.settings.trainable).UNITS
     return {
         "sweep": sweep.name,
@@ -96,13 +97,14 @@ def tell(
         "groups": [charts.shortened(name) for name in _groups(sweep, trials)],
         "kinds": set(kinds.values()),
         "curves": _curves(sweep, trials, kinds),
-        "parameters_charts": _parameters(sweep, trials, kinds, weights),
+        # One parameter that was only sampled over has its chart, with intervals, among what sampling found.
+        "parameters_charts": [] if optimum and optimum["charts"] else _parameters(sweep, trials, kinds, weights),
         "importances": weights,
         "best_within": [
             {"value": value, "trial": record.trials[number]} for value, number in summary["best_within"].items()
         ],
         "changes": compare(sweep, record) if is_ablation(sweep) else [],
-        "optimum": _optimum(sweep, summary.get("sampling")),
+        "optimum": optimum,
         "grid": _grid(sweep, summary.get("grid")),
         "samples": _samples(folder, [t for t in (best, record.trials.get(0)) if t]),
         "pictures": _pictures(sweep, folder, [t for t in (best, record.trials.get(0)) if t]),
@@ -255,10 +257,10 @@ def _drawn(sweep: Sweep, trials: list[Trial]) -> list[Trial]:
 
 
 def _curves(sweep: Sweep, trials: list[Trial], kinds: dict[int, str]) -> Told | None:
-    """The learning curves; None where nothing has been evaluated."""
+    """The learning curves; None where nothing has been evaluated, or nothing was learned."""
     metric, by = sweep.settings.objective.metric, sweep.settings.early_stopping.by
     drawn = [trial for trial in _drawn(sweep, trials) if any(metric in r.metrics for r in trial.reports.values())]
-    if not drawn:
+    if not drawn or sweep.settings.from_ is not None:
         return None
 
     def curve(trial: Trial) -> Curve:
